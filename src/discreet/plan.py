@@ -1,0 +1,74 @@
+"""The mechanism as frozen public values: everything in a plan may be printed in a paper."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`steps` noisy sums over Poisson batches of `num_rows` rows.
+
+    Each step every row takes part with probability `sampling_prob`; if more than `batch_limit` rows do, a
+    uniformly random subset of that size stays (`None`: no limit). Each row's vector is clipped to Euclidean
+    norm `clip_norm`, and the sum gets Gaussian noise of standard deviation `noise_multiplier * clip_norm`.
+
+    >>> plan = Plan(num_rows=5000, steps=100, sampling_prob=0.1, clip_norm=2.0, noise_multiplier=37.5)
+    >>> plan.noise_std
+    75.0
+    """
+
+    num_rows: int
+    steps: int
+    sampling_prob: float
+    clip_norm: float
+    noise_multiplier: float
+    batch_limit: int | None = None
+
+    def __post_init__(self):
+        """Refuse what no mechanism can run."""
+        _require(_is_whole(self.num_rows) and self.num_rows >= 1, "num_rows", self.num_rows, "be a whole number ≥ 1")
+        _require(_is_whole(self.steps) and self.steps >= 1, "steps", self.steps, "be a whole number ≥ 1")
+        _require(0 < self.sampling_prob <= 1, "sampling_prob", self.sampling_prob, "lie in (0, 1]")
+        _require(0 < self.clip_norm < math.inf, "clip_norm", self.clip_norm, "be positive and finite")
+        _require(0 <= self.noise_multiplier < math.inf, "noise_multiplier", self.noise_multiplier, "be ≥ 0 and finite")
+        limit = self.batch_limit
+        _require(
+            limit is None or (_is_whole(limit) and 1 <= limit <= self.num_rows),
+            "batch_limit",
+            limit,
+            f"be None or a whole number between 1 and num_rows={self.num_rows}",
+        )
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on each coordinate of an answer."""
+        return self.noise_multiplier * self.clip_norm
+
+    def to_dict(self) -> dict:
+        """The plan as plain values, for JSON."""
+        return asdict(self)
+
+
+def phases(plan: Plan | Sequence[Plan]) -> tuple[Plan, ...]:
+    """The plan as a sequence of phases: one plan is a fit of one phase."""
+    return (plan,) if isinstance(plan, Plan) else tuple(plan)
+
+
+def default_batch_limit(num_rows: int, sampling_prob: float) -> int:
+    """Mean + 5 sd of the batch size, at most `num_rows`: truncation there costs no measurable ε.
+
+    >>> default_batch_limit(5000, 0.1)
+    607
+    """
+    mean = num_rows * sampling_prob
+    return min(num_rows, math.ceil(mean + 5 * math.sqrt(mean * (1 - sampling_prob))))
+
+
+def _is_whole(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _require(ok: bool, name: str, value, remedy: str) -> None:
+    if not ok:
+        raise ValueError(f"{name}={value} must {remedy}")

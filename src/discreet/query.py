@@ -1,0 +1,35 @@
+"""What may be asked of the rows: the contract between a method and the mechanism."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jax import Array
+
+
+class Point(NamedTuple):
+    """One step of the public trace: y = κA(x − φ*) + noise, with noise sd `scale` × the plan's noise_std.
+
+    `scale` is public and has the shape of `y`: it undoes whatever the method did to the answer.
+    """
+
+    x: Array
+    y: Array
+    scale: Array
+
+
+class Query(NamedTuple):
+    """A method's public half. None of these functions sees more than one row, and only `row_value` sees one.
+
+    init(key) -> state                               where to start
+    ask(key, state) -> question                      the public question of this step
+    row_value(question, row) -> vector of `size`     one row's answer; the mechanism clips it
+    update(state, question, answer) -> (state, Point)  public: prior and entropy enter here, after the noise
+    settings                                         plain public values that describe the question, for the release
+    """
+
+    init: Callable[[Array], Any]
+    ask: Callable[[Array, Any], Any]
+    row_value: Callable[[Any, Mapping[str, Array]], Array]
+    update: Callable[[Any, Any, Array], tuple[Any, Point]]
+    size: int
+    settings: Mapping[str, Any]
