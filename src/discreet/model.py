@@ -1,10 +1,15 @@
 """A model as pure functions of an unconstrained vector z."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax import Array
+
+from discreet.numpyro_model import ModelError, numpyro_fields
+from discreet.schema import Schema
+
+__all__ = ["Model", "ModelError", "Row", "from_numpyro"]
 
 Row = Mapping[str, Array]
 
@@ -35,3 +40,36 @@ class Model:
     mean: Callable[[Array, Row], Array] | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     description: Mapping[str, Any] = field(default_factory=dict)
+
+
+def from_numpyro(
+    fn: Callable[..., Any],
+    schema: Schema,
+    arguments: Mapping[str, str | Sequence[str]] | None = None,
+    **constants: Any,
+) -> Model:
+    """The model that a NumPyro function describes: global latents, and one plate over independent rows.
+
+    `arguments` maps a parameter of `fn` to a column, or to several columns stacked as a matrix (rows, k); a
+    parameter named like a column is that column. `constants` go to `fn` unchanged: sizes, hyperparameters.
+    z holds the latents in order of appearance, each mapped to the reals by `biject_to` of its support.
+
+    Raises `ModelError`, which names the site and the remedy, if the function is not p(z) · Π_i p(row_i | z):
+    a latent per row, discrete, improper or under `scale` or `mask`; a `param`; none or several plates over
+    rows, or a subsampling one; an observation or factor outside it; a prior that depends on rows; rows that
+    depend on each other. The last two are tested on random rows within the schema's bounds.
+
+    >>> import jax, numpyro, numpyro.distributions as dist
+    >>> from discreet.schema import Numeric, Schema
+    >>> def height(x, y):
+    ...     slope = numpyro.sample("slope", dist.Normal(0, 1))
+    ...     noise = numpyro.sample("noise", dist.HalfNormal(1))
+    ...     with numpyro.plate("rows", x.shape[0]):
+    ...         numpyro.sample("height", dist.Normal(slope * x, noise), obs=y)
+    >>> model = from_numpyro(height, Schema((Numeric("x", -1, 1), Numeric("y", -5, 5))))
+    >>> model.dim, model.columns, model.outcome
+    (2, ('x', 'y'), ('y',))
+    >>> model.log_likelihood(jax.numpy.zeros(2), {"x": 0.5, "y": 1.0}).round(3)
+    Array(-1.419, dtype=float32)
+    """
+    return Model(**numpyro_fields(fn, schema, arguments or {}, constants))

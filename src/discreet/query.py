@@ -24,6 +24,8 @@ class Query(NamedTuple):
     ask(key, state) -> question                      the public question of this step
     row_value(question, row) -> vector of `size`     one row's answer; the mechanism clips it
     update(state, question, answer) -> (state, Point)  public: prior and entropy enter here, after the noise
+    last(state) -> vector                            the iterate that the state holds
+    columns                                          the columns that row_value reads
     settings                                         plain public values that describe the question, for the release
     """
 
@@ -31,5 +33,7 @@ class Query(NamedTuple):
     ask: Callable[[Array, Any], Any]
     row_value: Callable[[Any, Mapping[str, Array]], Array]
     update: Callable[[Any, Any, Array], tuple[Any, Point]]
+    last: Callable[[Any], Array]
     size: int
+    columns: tuple[str, ...]
     settings: Mapping[str, Any]

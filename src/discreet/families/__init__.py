@@ -1,1 +1,1 @@
-"""discreet."""
+"""Ready models."""

@@ -1,1 +1,1 @@
-"""discreet."""
+"""The only package that sees rows. What leaves it has been clipped and noised."""

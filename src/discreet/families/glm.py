@@ -1,0 +1,167 @@
+"""Generalised linear models from a column list: Gaussian, logistic and Poisson regression.
+
+Numeric covariates are scaled to [−1, 1] by their declared bounds, categorical ones are coded against their first
+level: public facts only. Priors are weakly informative on that scale. Parameters are reported in the columns' own
+units; the intercept is the linear predictor at mid-bounds and first levels.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from discreet.model import Model, Row
+from discreet.schema import Categorical, Numeric, Schema
+
+
+class Priors(NamedTuple):
+    """Normal priors on the scaled problem: slopes, intercept, and the log of the Gaussian family's residual sd.
+
+    A Gaussian outcome is scaled to [−1, 1] too. A Poisson intercept is centred halfway up to the declared bound on
+    the log scale.
+    """
+
+    slope_sd: float
+    intercept_sd: float
+    log_sigma: tuple[float, float] = (-1.2, 0.7)
+
+
+PRIORS = {"gaussian": Priors(1.0, 1.0), "logistic": Priors(2.0, 2.0), "poisson": Priors(0.5, 1.0)}
+
+
+def glm(family: str, outcome: str, covariates: Sequence[str], schema: Schema, priors: Priors | None = None) -> Model:
+    """The regression of `outcome` on `covariates`, for rows that follow `schema`.
+
+    >>> schema = Schema((Numeric("age", 20, 60), Categorical("sex", ("f", "m")), Categorical("ill", ("no", "yes"))))
+    >>> model = glm("logistic", "ill", ["age", "sex"], schema)
+    >>> model.labels["coefficients"]
+    ('Intercept', 'age', 'sex[m]')
+    """
+    _check(family, outcome, covariates, schema)
+    priors = priors or PRIORS[family]
+    columns = [schema[name] for name in covariates]
+    labels = ("Intercept", *(label for column in columns for label in _labels(column)))
+    scale, centre = _outcome_units(family, schema[outcome])
+    units = scale / np.concatenate([[1.0], *(_half_ranges(column) for column in columns)])
+    mean, sd = _prior_moments(family, priors, schema[outcome], len(labels))
+
+    def linear_predictor(z: Array, row: Row) -> Array:
+        parts = [_features(column, row[column.name]) for column in columns]
+        return jnp.dot(z[: len(labels)], jnp.concatenate([jnp.ones(1, z.dtype), *parts]))
+
+    def log_likelihood(z, row):
+        return _LOG_LIKELIHOODS[family](z, linear_predictor(z, row), (row[outcome] - centre) / scale)
+
+    def constrain(z):
+        shift = np.zeros(len(labels))
+        shift[0] = centre
+        named = {"coefficients": z[: len(labels)] * units + shift}
+        return named | ({"sigma": jnp.exp(z[-1]) * scale} if family == "gaussian" else {})
+
+    def simulate(key, z, row):
+        value = _SIMULATORS[family](key, z, linear_predictor(z, row)) * scale + centre
+        return {outcome: _clamp(value, schema[outcome])}
+
+    return Model(
+        dim=len(mean),
+        log_prior=lambda z: -0.5 * jnp.sum(((z - mean) / sd) ** 2),
+        log_likelihood=log_likelihood,
+        constrain=constrain,
+        sample_prior=lambda key: mean + sd * jax.random.normal(key, mean.shape),
+        columns=(*covariates, outcome),
+        outcome=(outcome,),
+        simulate=simulate,
+        mean=lambda z, row: _INVERSE_LINKS[family](linear_predictor(z, row)) * scale + centre,
+        labels={"coefficients": labels},
+        description={"family": family, "outcome": outcome, "covariates": list(covariates)},
+    )
+
+
+def _gaussian(z, predictor, y):
+    return -z[-1] - 0.5 * ((y - predictor) * jnp.exp(-z[-1])) ** 2
+
+
+def _logistic(z, predictor, y):
+    del z
+    return y * predictor - jax.nn.softplus(predictor)
+
+
+def _poisson(z, predictor, y):
+    del z
+    return y * predictor - jnp.exp(predictor) - jax.scipy.special.gammaln(y + 1)
+
+
+_LOG_LIKELIHOODS = {"gaussian": _gaussian, "logistic": _logistic, "poisson": _poisson}
+_INVERSE_LINKS = {"gaussian": lambda u: u, "logistic": jax.nn.sigmoid, "poisson": jnp.exp}
+_SIMULATORS = {
+    "gaussian": lambda key, z, u: u + jnp.exp(z[-1]) * jax.random.normal(key),
+    "logistic": lambda key, z, u: jax.random.bernoulli(key, jax.nn.sigmoid(u)).astype(u.dtype),
+    "poisson": lambda key, z, u: jax.random.poisson(key, jnp.exp(jnp.minimum(u, 20.0))).astype(u.dtype),
+}
+
+
+def _labels(column) -> list[str]:
+    if isinstance(column, Categorical):
+        return [f"{column.name}[{level}]" for level in column.levels[1:]]
+    return [column.name]
+
+
+def _half_ranges(column) -> np.ndarray:
+    if isinstance(column, Categorical):
+        return np.ones(len(column.levels) - 1)
+    return np.array([(column.high - column.low) / 2])
+
+
+def _features(column, value) -> Array:
+    if isinstance(column, Categorical):
+        return (value == jnp.arange(1, len(column.levels))).astype(float)
+    half = (column.high - column.low) / 2
+    return jnp.reshape((value - column.low) / half - 1, (1,))
+
+
+def _outcome_units(family: str, column) -> tuple[float, float]:
+    if family != "gaussian":
+        return 1.0, 0.0
+    return (column.high - column.low) / 2, (column.high + column.low) / 2
+
+
+def _prior_moments(family: str, priors: Priors, outcome, terms: int) -> tuple[np.ndarray, np.ndarray]:
+    mean, sd = np.zeros(terms), np.full(terms, priors.slope_sd)
+    sd[0] = priors.intercept_sd
+    if family == "poisson":
+        mean[0] = np.log(outcome.high) / 2
+    if family == "gaussian":
+        mean, sd = np.append(mean, priors.log_sigma[0]), np.append(sd, priors.log_sigma[1])
+    return mean, sd
+
+
+def _clamp(value: Array, column) -> Array:
+    if isinstance(column, Categorical):
+        return value.astype(jnp.int32)
+    return jnp.clip(value, column.low, column.high)
+
+
+def _check(family: str, outcome: str, covariates: Sequence[str], schema: Schema) -> None:
+    if family not in PRIORS:
+        raise ValueError(f"family={family!r} must be one of {sorted(PRIORS)}")
+    if outcome in covariates:
+        raise ValueError(f"outcome={outcome!r} is also a covariate: remove it from the covariates")
+    if len(set(covariates)) != len(covariates):
+        raise ValueError(f"covariates={list(covariates)} has a name twice")
+    schema.select([*covariates, outcome])
+    column = schema[outcome]
+    if family == "logistic" and not _is_binary(column):
+        raise ValueError(f"a logistic outcome has two levels (or is an integer with bounds 0 and 1); {column} has not")
+    if family == "poisson" and not (isinstance(column, Numeric) and column.integer and 0 <= column.low < column.high):
+        raise ValueError(f"a Poisson outcome is an integer column with bounds ≥ 0; {column} is not")
+    if family == "gaussian" and not isinstance(column, Numeric):
+        raise ValueError(f"a Gaussian outcome is a numeric column; {column} is not")
+
+
+def _is_binary(column) -> bool:
+    if isinstance(column, Categorical):
+        return len(column.levels) == 2
+    return column.integer and (column.low, column.high) == (0, 1)

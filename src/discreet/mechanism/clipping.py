@@ -1,0 +1,103 @@
+"""The two steps that make a value public: a bounded sum over rows, and noise.
+
+Both are private JAX primitives, so that the taint check (`tests/guarantees/taint.py`) can recognise them in a traced
+mechanism by what they are, not by what they are called. `bounded_sum` evaluates the row function itself, one row at
+a time, so a row's contribution cannot depend on another row.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import batching, mlir
+
+GRID = 2.0**20
+
+
+def bounded_sum(
+    row_value: Callable[[Any, Mapping[str, Array]], Array],
+    question: Any,
+    rows: Mapping[str, Array],
+    multiplicity: Array,
+    clip_norm: Array,
+) -> Array:
+    """Σ multiplicity_i · clip(row_value(question, row_i)), in units of clip_norm / 2²⁰.
+
+    Guarantee: a row of multiplicity 1 moves the result by at most 2²⁰ units, that is `clip_norm`, exactly: every
+    term is a whole number, and sums of whole numbers below 2⁵³ have no rounding. A non-finite row adds zero.
+    """
+    public, public_tree = jax.tree.flatten(question)
+    private, rows_tree = jax.tree.flatten(rows)
+
+    def flat_value(*leaves):
+        one_question = jax.tree.unflatten(public_tree, leaves[: len(public)])
+        return row_value(one_question, jax.tree.unflatten(rows_tree, leaves[len(public) :]))
+
+    first = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in private]
+    closed = jax.make_jaxpr(flat_value)(*public, *first)
+    operands = [*closed.consts, *public, *private, multiplicity, clip_norm]
+    return bounded_sum_p.bind(*operands, jaxpr=closed.jaxpr, num_public=len(closed.consts) + len(public))
+
+
+def privatize(total: Array, noise: Array, noise_std: Array, clip_norm: Array) -> Array:
+    """A `bounded_sum` total with Gaussian noise of sd `noise_std`, back in units of 1.
+
+    Guarantee: the noise is rounded to the same whole-number grid as the total, so the result is a post-processing of
+    total + Gaussian, and the same floats are reachable with and without any one row.
+    """
+    return privatize_p.bind(total, noise, noise_std, clip_norm)
+
+
+def _bounded_sum(*operands, jaxpr, num_public):
+    public, rows = operands[:num_public], operands[num_public:-2]
+    multiplicity, clip_norm = operands[-2:]
+    consts, question = public[: len(jaxpr.constvars)], public[len(jaxpr.constvars) :]
+    one_row = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))
+    values = jax.vmap(lambda *row: one_row(*question, *row)[0])(*rows)
+    return multiplicity @ clip_to_grid(values, clip_norm)
+
+
+def clip_to_grid(values: Array, clip_norm: Array) -> Array:
+    """Each row of `values` clipped to `clip_norm` and rounded to whole units of clip_norm / 2²⁰.
+
+    Guarantee: the Euclidean norm of each rounded row is at most 2²⁰. The clip is reduced by half a unit per
+    coordinate, which is what rounding can add back.
+    """
+    finite = jnp.isfinite(values).all(axis=1, keepdims=True)
+    values = jnp.where(finite, values, 0.0)
+    radius = GRID - 0.5 * values.shape[1] ** 0.5
+    largest = jnp.abs(values).max(axis=1, keepdims=True)
+    direction = values / jnp.where(largest > 0, largest, 1.0)
+    norm = largest * jnp.linalg.norm(direction, axis=1, keepdims=True)
+    shrink = jnp.minimum(GRID / clip_norm, radius / jnp.where(norm > 0, norm, 1.0))
+    return jnp.round(values * shrink)
+
+
+def _bounded_sum_shape(*operands, jaxpr, num_public):
+    del operands, num_public
+    return jaxpr.outvars[0].aval
+
+
+def _privatize(total, noise, noise_std, clip_norm):
+    unit = clip_norm / GRID
+    return (total + jnp.round(noise * (noise_std / unit))) * unit
+
+
+def _private_primitive(name: str, impl: Callable, shape: Callable) -> Primitive:
+    primitive = Primitive(name)
+    primitive.def_impl(impl)
+    primitive.def_abstract_eval(shape)
+    mlir.register_lowering(primitive, mlir.lower_fun(impl, multiple_results=False))
+
+    def batch(operands, axes, **params):
+        return jax.vmap(lambda *one: impl(*one, **params), in_axes=axes)(*operands), 0
+
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+bounded_sum_p = _private_primitive("bounded_sum", _bounded_sum, _bounded_sum_shape)
+privatize_p = _private_primitive("privatize", _privatize, lambda total, *_: total)

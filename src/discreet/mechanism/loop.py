@@ -1,0 +1,139 @@
+"""The adaptive loop: ask, sum, add noise, update; a scan inside, Python outside."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from discreet.mechanism.clipping import bounded_sum, privatize
+from discreet.mechanism.noise import Noise
+from discreet.mechanism.rows import Rows
+from discreet.mechanism.sampling import Batches, draw_batches
+from discreet.plan import Plan
+from discreet.query import Point, Query
+from discreet.release import Blocks, Release, summarize
+
+BLOCKS = 100
+CHUNK_ENTRIES = 2**25
+
+
+class Draws(NamedTuple):
+    """What a chunk of steps consumes: public keys, secret batches and secret noise."""
+
+    keys: Array
+    batches: Batches
+    normal: np.ndarray
+
+
+class Scales(NamedTuple):
+    """The two numbers of the plan that decide the guarantee of a step."""
+
+    clip_norm: np.ndarray
+    noise_std: np.ndarray
+
+
+def run(
+    noise: Noise,
+    plan: Plan,
+    query: Query,
+    rows: Rows,
+    *,
+    keep_trace: bool = False,
+    progress: Callable[[range], Iterable[int]] = iter,
+) -> Release:
+    """The release of `plan.steps` answers to `query`.
+
+    Guarantee: with secure noise this is `accounting.event(plan)` under zero-out adjacency. `progress` wraps the range
+    of blocks and sees their number only.
+    """
+    _check(noise, plan, query, rows)
+    with jax.enable_x64(True):
+        one_chunk = partial(chunk, query, keep_trace)
+        compiled = jax.jit(one_chunk if rows.replicas is None else jax.vmap(one_chunk, in_axes=(None, 0, 0, 0)))
+        scales = Scales(np.float64(plan.clip_norm), np.float64(plan.noise_std))
+        columns = jax.tree.map(jax.numpy.asarray, rows._columns)
+        start, keys = _public_keys(noise, rows.replicas)
+        state = query.init(start) if rows.replicas is None else jax.vmap(query.init)(start)
+        outputs = []
+        lengths = block_lengths(plan, rows)
+        for index in progress(range(len(lengths))):
+            draws = _draw(noise, plan, query, rows, index, lengths[index], keys)
+            state, block, trace = compiled(scales, state, columns, draws)
+            outputs.append((block, trace))
+        return _collect(noise, plan, query, state, outputs, 0 if rows.replicas is None else 1)
+
+
+def chunk(query: Query, keep_trace: bool, scales: Scales, state, columns: dict[str, Array], draws: Draws):
+    """Several steps; returns the state, the block's moments and, on request, its points."""
+
+    def step(state, draw: Draws):
+        question = query.ask(draw.keys, state)
+        indices = draw.batches.indices
+        batch = columns if indices is None else {name: column[indices] for name, column in columns.items()}
+        total = bounded_sum(query.row_value, question, batch, draw.batches.multiplicity, scales.clip_norm)
+        answer = privatize(total, draw.normal, scales.noise_std, scales.clip_norm)
+        return query.update(state, question, answer)
+
+    state, points = jax.lax.scan(step, state, draws)
+    return state, summarize(points), points if keep_trace else None
+
+
+def block_lengths(plan: Plan, rows: Rows) -> list[int]:
+    """Steps per block: about a hundred blocks, more where a block's batches would not fit in memory."""
+    stored = rows.num_rows if rows._counts is None else rows._counts.shape[-1]
+    width = (rows.replicas or 1) * min(stored, plan.batch_limit or stored)
+    length = max(1, min(-(-plan.steps // BLOCKS), CHUNK_ENTRIES // width))
+    full, rest = divmod(plan.steps, length)
+    return [length] * full + [rest] * (rest > 0)
+
+
+def _draw(noise: Noise, plan: Plan, query: Query, rows: Rows, index: int, steps: int, keys: Array) -> Draws:
+    if rows.replicas is None:
+        split = jax.random.split(jax.random.fold_in(keys, index), steps)
+        batches = draw_batches(noise, index, plan, steps, rows._counts)
+        return Draws(split, batches, noise.normals(index, (steps, query.size)))
+    split = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, index), steps))(keys)
+    batches = _replicated_batches(noise, plan, rows, index, steps)
+    return Draws(split, batches, noise.normals(index, (rows.replicas, steps, query.size)))
+
+
+def _replicated_batches(noise: Noise, plan: Plan, rows: Rows, index: int, steps: int) -> Batches:
+    if rows._counts is not None:
+        return draw_batches(noise, index, plan, steps, rows._counts)
+    each = [
+        draw_batches(noise, index * rows.replicas + replica, plan, steps, None) for replica in range(rows.replicas)
+    ]
+    return jax.tree.map(lambda *parts: np.stack(parts), *each)
+
+
+def _public_keys(noise: Noise, replicas: int | None) -> tuple[Array, Array]:
+    start, steps = jax.random.split(noise.public_key())
+    if replicas is None:
+        return start, steps
+    return jax.random.split(start, replicas), jax.random.split(steps, replicas)
+
+
+def _collect(noise: Noise, plan: Plan, query: Query, state, outputs, axis: int) -> Release:
+    blocks, traces = zip(*outputs, strict=True)
+    stacked = Blocks(*(np.stack(field, axis) for field in zip(*blocks, strict=True)))
+    trace = None
+    if traces[0] is not None:
+        trace = Point(*(np.concatenate(field, axis) for field in zip(*traces, strict=True)))
+    return Release(plan, noise.kind, query.settings, stacked, np.asarray(query.last(state)), trace)
+
+
+def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
+    if rows.num_rows != plan.num_rows:
+        raise ValueError(f"plan.num_rows={plan.num_rows} but the table has {rows.num_rows} rows: make a new plan")
+    if noise.kind == "secure" and plan.noise_multiplier == 0:
+        raise ValueError("noise_multiplier=0 adds no noise: calibrate the plan, or use simulated noise for a study")
+    if noise.kind == "secure" and rows.replicas is not None:
+        raise ValueError("replicas are for simulated studies: a private release is of one table")
+    if rows._counts is not None and plan.batch_limit not in (None, plan.num_rows):
+        raise ValueError(f"batch_limit={plan.batch_limit}: these rows are held as counts and need batch_limit=None")
+    missing = set(query.columns) - set(rows.schema.names)
+    if missing:
+        raise ValueError(f"the query needs columns {sorted(missing)}; the table has {list(rows.schema.names)}")

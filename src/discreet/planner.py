@@ -1,0 +1,131 @@
+"""Public choices from the model's prior and the schema alone: they cost no privacy and never see rows."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from discreet.accounting import calibrate
+from discreet.methods import elbo, mean_field
+from discreet.model import Model
+from discreet.plan import Plan, default_batch_limit
+from discreet.schema import Schema
+
+TABLES, ROWS_PER_TABLE = 64, 64
+STEPS, SAMPLING_PROB, BATCH = 10_000, 0.1, 1000
+CLIPPED_SHARE, SCALE_SHARE = 0.05, 0.5
+
+
+class Choice(NamedTuple):
+    """A plan, what is asked under it, the prior sd of each unconstrained parameter, and the reasons."""
+
+    plan: Plan
+    settings: elbo.Settings
+    prior_sd: np.ndarray
+    reasons: tuple[str, ...]
+
+
+class PriorRows(NamedTuple):
+    """What rows look like before any data is seen: prior draws z, and each simulated row's gradient in z."""
+
+    z: np.ndarray
+    rows: dict[str, np.ndarray]
+    gradients: np.ndarray
+
+
+def choose(
+    model: Model, schema: Schema, num_rows: int, epsilon: float, delta: float, *, steps: int = STEPS, draws: int = 10
+) -> Choice:
+    """The default rule: κ = .1 or a batch of 1000, whichever is smaller; 10⁴ steps; everything else by simulation.
+
+    Rows are simulated from the prior with covariates uniform on what the schema declares. Per-coordinate Fisher
+    information F from them gives the starting sd 1/√(N·F + prior precision) and the preconditioner; the clip norm is
+    the 95 % quantile of preconditioned row gradients; the step is NA-DPVI's λ_heur with λ_c = √(d/2).
+    """
+    simulated = simulate_rows(model, schema)
+    information, prior_sd = _scales(simulated)
+    sd = 1 / np.sqrt(num_rows * information + prior_sd**-2)
+    start = np.asarray(mean_field.pack(simulated.z.mean(0), sd), float)
+    precondition = _precondition(information, sd, draws)
+    clip_norm = _clip_norm(model, simulated, sd, precondition, draws)
+    rate = min(SAMPLING_PROB, BATCH / num_rows) if num_rows > 1 else 1.0
+    limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, rate)
+    plan = calibrate(Plan(num_rows, steps, rate, clip_norm, 1.0, limit), epsilon, delta)
+    factor = elbo.heuristic_rate(plan, 2 * model.dim, np.sqrt(model.dim))
+    whitened = precondition / precondition[: model.dim].mean()
+    learning_rate = factor * np.concatenate([whitened[: model.dim], np.ones(model.dim)])
+    settings = elbo.Settings(start, precondition, learning_rate, draws)
+    return Choice(plan, settings, prior_sd, _reasons(plan, model))
+
+
+def simulate_rows(model: Model, schema: Schema, seed: int = 0) -> PriorRows:
+    """Rows drawn from the prior predictive, `ROWS_PER_TABLE` for each of `TABLES` prior draws."""
+    if model.simulate is None:
+        raise ValueError(
+            "the default plan simulates rows from the prior, and this model cannot simulate its outcome: "
+            "give plan= and settings= yourself"
+        )
+    covariates = schema.sample(np.random.default_rng(seed), TABLES * ROWS_PER_TABLE)
+    shaped = {name: column.reshape(TABLES, ROWS_PER_TABLE) for name, column in covariates.items()}
+    keys = jax.random.split(jax.random.key(seed), TABLES)
+
+    def table(key, rows):
+        first, second = jax.random.split(key)
+        z = model.sample_prior(first)
+        each = jax.random.split(second, ROWS_PER_TABLE)
+        rows = {**rows, **jax.vmap(lambda k, row: model.simulate(k, z, row))(each, rows)}
+        return z, rows, jax.vmap(lambda row: jax.grad(model.log_likelihood)(z, row))(rows)
+
+    with jax.enable_x64(True):
+        z, rows, gradients = jax.jit(jax.vmap(table))(keys, shaped)
+    return PriorRows(np.asarray(z), {name: np.asarray(v) for name, v in rows.items()}, np.asarray(gradients))
+
+
+def _scales(simulated: PriorRows) -> tuple[np.ndarray, np.ndarray]:
+    gradients = np.nan_to_num(simulated.gradients, posinf=0, neginf=0)
+    information = np.median((gradients**2).mean(1), axis=0)
+    average = np.mean(gradients**2, axis=(0, 1))
+    floor = 1e-6 * max(information.max(), average.max(), 1e-12)
+    spread = simulated.z.std(0)
+    return np.maximum(np.where(information > 0, information, average), floor), np.maximum(spread, 1e-6)
+
+
+def _precondition(information: np.ndarray, sd: np.ndarray, draws: int) -> np.ndarray:
+    """β: location gradients at equal size, scale gradients at `SCALE_SHARE` of that."""
+    location = 1 / np.sqrt(information)
+    location = location / location.min()
+    slope = -np.expm1(-sd)  # T′(s) where T(s) = sd
+    scale_size = np.sqrt(information) * slope * np.sqrt(1 / draws)
+    return np.concatenate([location, SCALE_SHARE * location * np.sqrt(information) / scale_size])
+
+
+def _clip_norm(model: Model, simulated: PriorRows, sd: np.ndarray, precondition: np.ndarray, draws: int) -> float:
+    """The 95 % quantile of ‖β∘gradient‖ over simulated rows, each at its own truth with the starting sd."""
+
+    def norm(key, z, row):
+        eta = mean_field.antithetic(key, draws, model.dim)
+        phi = mean_field.pack(z, jnp.asarray(sd))
+
+        def loss(phi):
+            return jax.vmap(lambda at: model.log_likelihood(at, row))(mean_field.transform(phi[None], eta)).mean()
+
+        return jnp.linalg.norm(precondition * jax.grad(loss)(phi))
+
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(1), (TABLES, ROWS_PER_TABLE))
+        norms = jax.jit(jax.vmap(jax.vmap(norm, in_axes=(0, None, 0))))(keys, simulated.z, simulated.rows)
+    norms = np.asarray(norms)
+    quantile = np.quantile(norms[np.isfinite(norms)], 1 - CLIPPED_SHARE) if np.isfinite(norms).any() else 0.0
+    if quantile <= 0:
+        raise ValueError("rows simulated from the prior have no finite gradient: check the model, or give plan=")
+    return float(f"{quantile:.4g}")
+
+
+def _reasons(plan: Plan, model: Model) -> tuple[str, ...]:
+    return (
+        f"sampling_prob {plan.sampling_prob:.4g}: a tenth of the rows, at most {BATCH} a step",
+        f"clip_norm {plan.clip_norm:.4g}: 95 % of row gradients simulated from the prior are shorter",
+        f"noise_multiplier {plan.noise_multiplier:.4g}: the least that meets the budget over {plan.steps} steps",
+        f"learning rate: λ_heur with λ_c = √{model.dim}",
+    )

@@ -1,0 +1,144 @@
+"""Posterior: named draws with the guarantee they were bought under."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from discreet.accounting import Guarantee
+from discreet.methods import mean_field
+from discreet.model import Model
+from discreet.release import Release
+from discreet.schema import Schema
+
+if TYPE_CHECKING:
+    import arviz
+    import pandas
+
+PREDICTION_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Draws of named parameters, each of shape (chain, draw, …), and of the unconstrained vector `z`.
+
+    `guarantee` says what they cost and `info` how they were made. `model` and `schema` serve `predict`; `release` is
+    what the mechanism told. None of it can reveal more than the release did.
+    """
+
+    draws: Mapping[str, np.ndarray]
+    z: np.ndarray
+    guarantee: Guarantee
+    info: Mapping[str, Any]
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    model: Model | None = None
+    schema: Schema | None = None
+    release: Release | None = None
+
+    def __repr__(self) -> str:
+        chains, draws = self.z.shape[:2]
+        return f"Posterior({self.info.get('method')}: {chains * draws} draws of {', '.join(self.draws)}; {self.guarantee})"
+
+    def summary(self, prob: float = 0.9) -> "pandas.DataFrame":
+        """Mean, sd and central interval of probability `prob`, one row per scalar parameter."""
+        import pandas
+
+        if not 0 < prob < 1:
+            raise ValueError(f"prob={prob} must lie in (0, 1)")
+        records = {}
+        for name, values in self.draws.items():
+            flat = values.reshape(-1, *values.shape[2:])
+            low, high = np.quantile(flat, [(1 - prob) / 2, (1 + prob) / 2], axis=0)
+            for place in np.ndindex(flat.shape[1:]):
+                records[self._label(name, place)] = [flat.mean(0)[place], flat.std(0)[place], low[place], high[place]]
+        columns = ["mean", "sd", f"{50 * (1 - prob):g}%", f"{50 * (1 + prob):g}%"]
+        return pandas.DataFrame.from_dict(records, orient="index", columns=columns)
+
+    def predict(self, table) -> np.ndarray:
+        """Expected outcome of each row of `table` under up to 1000 draws, shape (draws, rows).
+
+        `table` needs the covariates only. It is not the private table: what goes in is not protected here.
+        """
+        if self.model is None or self.schema is None or self.model.mean is None:
+            raise ValueError("this posterior cannot predict: it has no model with a mean; pass model= to Posterior.load")
+        covariates = [name for name in self.model.columns if name not in self.model.outcome]
+        if not covariates:
+            raise ValueError("this model has no covariates to predict from")
+        columns = self.schema.select(covariates).encode(table)
+        flat = self.z.reshape(-1, self.z.shape[-1])
+        thin = flat[:: max(1, len(flat) // PREDICTION_DRAWS)][:PREDICTION_DRAWS]
+        with jax.enable_x64(True):
+            over_rows = jax.vmap(self.model.mean, in_axes=(None, 0))
+            return np.asarray(jax.jit(jax.vmap(over_rows, in_axes=(0, None)))(thin, columns))
+
+    def to_arviz(self) -> "arviz.InferenceData":
+        """The draws as ArviZ InferenceData; guarantee and info are attributes of its posterior group."""
+        import arviz
+
+        dims = {name: [f"{name}_term"] for name in self.labels}
+        coords = {f"{name}_term": list(labels) for name, labels in self.labels.items()}
+        attrs = {"guarantee": json.dumps(self.guarantee.to_dict()), "info": json.dumps(dict(self.info))}
+        dataset = arviz.dict_to_dataset(
+            {**self.draws, "z": self.z}, dims=dims | {"z": ["coordinate"]}, coords=coords, attrs=attrs
+        )
+        return arviz.InferenceData(posterior=dataset)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the draws, guarantee and info as one NetCDF file, all or nothing."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        os.close(handle)
+        try:
+            self.to_arviz().to_netcdf(scratch, engine="h5netcdf")
+            os.chmod(scratch, 0o644)
+            os.replace(scratch, path)
+        finally:
+            Path(scratch).unlink(missing_ok=True)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model | None = None, schema: Schema | None = None) -> "Posterior":
+        """Read what `save` wrote. `model` and `schema` are needed only for `predict`."""
+        import arviz
+
+        if not Path(path).is_file():
+            raise ValueError(f"{path} does not exist")
+        try:
+            group = arviz.from_netcdf(str(path), engine="h5netcdf").posterior
+            guarantee = Guarantee.from_dict(json.loads(group.attrs["guarantee"]))
+            info = json.loads(group.attrs["info"])
+        except (OSError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path} is not a saved discreet posterior: {error}") from None
+        draws = {str(name): group[name].values for name in group.data_vars if name != "z"}
+        labels = {n: tuple(group[f"{n}_term"].values.tolist()) for n in draws if f"{n}_term" in group.coords}
+        return cls(draws, group["z"].values, guarantee, info, labels, model, schema)
+
+    def _label(self, name: str, place: tuple[int, ...]) -> str:
+        if name in self.labels:
+            return self.labels[name][place[0]]
+        return name + (f"[{','.join(map(str, place))}]" if place else "")
+
+
+def from_optimum(
+    rng: np.random.Generator, phi: np.ndarray, model: Model, guarantee: Guarantee, **parts: Any
+) -> Posterior:
+    """The posterior ∫ q(z; φ*) p(φ*) dφ*: one z for each draw of φ* (rows of `phi`)."""
+    z = through_q(rng, phi)
+    with jax.enable_x64(True):
+        named = jax.jit(jax.vmap(model.constrain))(z)
+    draws = {name: np.asarray(values)[None] for name, values in named.items()}
+    return Posterior(draws, z[None], guarantee, parts.pop("info"), model.labels, model, **parts)
+
+
+def through_q(rng: np.random.Generator, phi: np.ndarray) -> np.ndarray:
+    """One draw z ~ q(·; φ) for each φ, any leading axes."""
+    with jax.enable_x64(True):
+        mean, sd = (np.asarray(part) for part in mean_field.unpack(phi))
+    return mean + sd * rng.standard_normal(mean.shape)

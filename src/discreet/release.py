@@ -1,0 +1,140 @@
+"""Release: all that leaves the mechanism."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from discreet.plan import Plan
+from discreet.query import Point
+
+FORMAT = 1
+
+
+class Blocks(NamedTuple):
+    """Weighted moments of the trace (x_t, y_t), one entry per block of steps and coordinate.
+
+    The weight of a step is 1 / scale_t². Sums of squares and products are centred at the block's own weighted
+    means, so that nothing cancels, whatever the distance of the trace from zero. Shapes are (…, blocks, d).
+    """
+
+    steps: np.ndarray
+    weight: np.ndarray
+    mean_x: np.ndarray
+    mean_y: np.ndarray
+    xx: np.ndarray
+    xy: np.ndarray
+    yy: np.ndarray
+    tx: np.ndarray
+
+
+def summarize(points: Point) -> Blocks:
+    """The moments of one block of consecutive steps (leading axis of `points`)."""
+    x, y, weight = points.x, points.y, points.scale**-2
+    steps = x.shape[0]
+    total = weight.sum(0)
+    mean_x, mean_y = (weight * x).sum(0) / total, (weight * y).sum(0) / total
+    dx, dy = x - mean_x[None], y - mean_y[None]
+    time = np.arange(steps) - (steps - 1) / 2
+    return Blocks(
+        steps=np.full(x.shape[1:], float(steps)),
+        weight=total,
+        mean_x=mean_x,
+        mean_y=mean_y,
+        xx=(weight * dx * dx).sum(0),
+        xy=(weight * dx * dy).sum(0),
+        yy=(weight * dy * dy).sum(0),
+        tx=(time[:, None] * x).sum(0),
+    )
+
+
+@dataclass(frozen=True)
+class Release:
+    """What one plan told the public: trace moments per block, the last iterate, and how it was made.
+
+    There is no field for losses, norms, clipped fractions or batch sizes: a diagnostic is a mechanism with a cost.
+    `noise` is "secure" or "simulated"; a simulated release is not private. `trace` is kept only on request. With a
+    leading axis of replicas (simulated studies) every array has it.
+    """
+
+    plan: Plan
+    noise: str
+    settings: Mapping[str, Any]
+    blocks: Blocks
+    last: np.ndarray
+    trace: Point | None = None
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `release.json` and `arrays.npz` into a new or replaced `folder`, all or nothing."""
+        folder = Path(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            np.savez(scratch / "arrays.npz", **self._arrays())  # pyright: ignore[reportArgumentType]
+            facts = {
+                "format": FORMAT,
+                "plan": self.plan.to_dict(),
+                "noise": self.noise,
+                "settings": dict(self.settings),
+                "sha256": _digest(scratch / "arrays.npz"),
+            }
+            (scratch / "release.json").write_text(json.dumps(facts, indent=2) + "\n")
+            scratch.chmod(0o755)
+            _replace_folder(scratch, folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Release":
+        """Read what `save` wrote; a truncated, altered or foreign folder is refused."""
+        folder = Path(folder)
+        facts = _read_facts(folder)
+        if _digest(folder / "arrays.npz") != facts["sha256"]:
+            raise ValueError(f"{folder}/arrays.npz does not match its checksum: it was altered or cut short")
+        with np.load(folder / "arrays.npz", allow_pickle=False) as file:
+            arrays = dict(file)
+        blocks = Blocks(*(arrays[name] for name in Blocks._fields))
+        trace = Point(*(arrays[f"trace_{name}"] for name in Point._fields)) if "trace_x" in arrays else None
+        return cls(Plan(**facts["plan"]), facts["noise"], facts["settings"], blocks, arrays["last"], trace)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        arrays = {**self.blocks._asdict(), "last": self.last}
+        if self.trace is not None:
+            arrays |= {f"trace_{name}": value for name, value in self.trace._asdict().items()}
+        return arrays
+
+
+def _read_facts(folder: Path) -> dict:
+    for name in ("release.json", "arrays.npz"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} is not a release: it has no {name}")
+    try:
+        facts = json.loads((folder / "release.json").read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder}/release.json is not JSON: {error}") from None
+    missing = {"format", "plan", "noise", "settings", "sha256"} - set(facts)
+    if missing or facts["format"] != FORMAT:
+        raise ValueError(f"{folder} is not a release of format {FORMAT}: missing {sorted(missing)}")
+    return facts
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _replace_folder(source: Path, target: Path) -> None:
+    if target.exists():
+        retired = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+        os.replace(target, retired / target.name)
+        os.replace(source, target)
+        shutil.rmtree(retired)
+    else:
+        os.replace(source, target)

@@ -1,0 +1,343 @@
+"""What a row is, in public: columns, bounds, levels. Declared, never learned from data."""
+
+import json
+import math
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from discreet.table import EXACT, SchemaError, guess, read, to_codes, to_numbers
+
+MOST_CELLS = 4096
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A column of numbers, clamped to the public bounds [low, high].
+
+    A missing value (null or NaN) becomes `missing`, or is refused if that is None. With `integer`, anything
+    but a whole number is refused. `confirmed=False` marks bounds that were guessed from the data.
+
+    >>> Numeric("age", 17, 90, integer=True).size
+    74
+    """
+
+    name: str
+    low: float
+    high: float
+    integer: bool = False
+    missing: float | None = None
+    confirmed: bool = True
+
+    def __post_init__(self):
+        """Refuse what no column can be; the bounds of an integer column become Python integers."""
+        _check_shared(self.name, integer=self.integer, confirmed=self.confirmed)
+        bounds = [_plain(self.low), _plain(self.high)]
+        ok = all(_is_finite(bound) for bound in bounds) and float(bounds[0]) < float(bounds[1])
+        _require(ok, self.name, "bounds", bounds, "be two finite numbers, low < high")
+        missing = _plain(self.missing)
+        ok = missing is None or (_is_finite(missing) and bounds[0] <= missing <= bounds[1])
+        _require(ok, self.name, "missing", missing, f"be a number within {bounds}")
+        if self.integer:
+            ok = all(x is None or (x == int(x) and abs(x) <= EXACT) for x in (*bounds, missing))
+            _require(
+                ok, self.name, "bounds and missing", (bounds, missing), "be whole, at most 2**53 in size"
+            )
+            bounds, missing = [int(bound) for bound in bounds], None if missing is None else int(missing)
+        _set(self, low=bounds[0], high=bounds[1], missing=missing)
+
+    @property
+    def size(self) -> int | None:
+        """How many values the column can take; None if it is not an integer column."""
+        return int(self.high) - int(self.low) + 1 if self.integer else None
+
+    def encode(self, column: pa.ChunkedArray) -> np.ndarray:
+        """The column as float64 within [low, high]."""
+        return np.clip(to_numbers(self.name, column, self.integer, self.missing), *self._span)
+
+    def decode(self, values: Any) -> np.ndarray:
+        """The values as they are."""
+        return np.asarray(values)
+
+    def sample(self, rng: np.random.Generator, num_rows: int) -> np.ndarray:
+        """Values uniform on the bounds."""
+        if self.integer:
+            return rng.integers(int(self.low), int(self.high), num_rows, endpoint=True).astype(np.float64)
+        (low, high), share = self._span, rng.random(num_rows)
+        return np.clip(low * (1 - share) + high * share, low, high)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as it stands in a schema file."""
+        integer = {"integer": True} if self.integer else {}
+        return {"bounds": [self.low, self.high], **integer, **_shared(self)}
+
+    @property
+    def _span(self) -> tuple[float, float]:
+        return float(self.low), float(self.high)
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column of public levels, encoded as their index.
+
+    The levels are all text, all numbers or all booleans; the latter two match by value (1 = 1.0 = True).
+    A missing value becomes `missing` and an undeclared level becomes `other`, or is refused if that is None.
+
+    >>> Categorical("smokes", ("no", "yes"), missing="no").size
+    2
+    """
+
+    name: str
+    levels: tuple
+    other: Any = None
+    missing: Any = None
+    confirmed: bool = True
+
+    def __post_init__(self):
+        """Refuse what no column can be; the levels become a tuple."""
+        _check_shared(self.name, confirmed=self.confirmed)
+        listed = isinstance(self.levels, Sequence | np.ndarray) and not isinstance(self.levels, str)
+        levels = tuple(_plain(level) for level in self.levels) if listed else ()
+        sorts = {_sort_of(level) for level in levels}
+        ok = len(sorts) == 1 and None not in sorts and len(set(levels)) == len(levels) >= 2
+        _require(ok, self.name, "levels", self.levels, "be 2 or more distinct texts, numbers or booleans")
+        for key in ("other", "missing"):
+            value = _plain(getattr(self, key))
+            ok = value is None or (_sort_of(value) is not None and value in levels)
+            _require(ok, self.name, key, value, f"be one of the levels {list(levels)}")
+            _set(self, **{key: None if value is None else levels[levels.index(value)]})
+        _set(self, levels=levels)
+
+    @property
+    def size(self) -> int:
+        """How many values the column can take."""
+        return len(self.levels)
+
+    @property
+    def text(self) -> bool:
+        """Whether the levels are text."""
+        return isinstance(self.levels[0], str)
+
+    def encode(self, column: pa.ChunkedArray) -> np.ndarray:
+        """The column as int32 indices into `levels`."""
+        return to_codes(self.name, column, self.levels, self._index(self.other), self._index(self.missing))
+
+    def decode(self, values: Any) -> np.ndarray:
+        """The levels at these indices."""
+        codes = np.asarray(values)
+        whole = np.issubdtype(codes.dtype, np.integer)
+        if not whole or np.any(codes < 0) or np.any(codes >= self.size):
+            raise SchemaError(f"codes of column {self.name!r} must be integers from 0 to {self.size - 1}")
+        return np.array(self.levels, dtype=object if self.text else None)[codes]
+
+    def sample(self, rng: np.random.Generator, num_rows: int) -> np.ndarray:
+        """Indices uniform on the levels."""
+        return rng.integers(self.size, size=num_rows, dtype=np.int32)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as it stands in a schema file."""
+        other = {} if self.other is None else {"other": self.other}
+        return {"levels": list(self.levels), **other, **_shared(self)}
+
+    def _index(self, level: Any) -> int | None:
+        return None if level is None else self.levels.index(level)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Public columns, in order.
+
+    >>> schema = Schema((Numeric("age", 17, 90), Categorical("smokes", ("no", "yes"))))
+    >>> schema.encode({"age": [12.5, 40.0], "smokes": ["yes", "no"], "note": ["never", "read"]})
+    {'age': array([17., 40.]), 'smokes': array([1, 0], dtype=int32)}
+    """
+
+    columns: tuple[Numeric | Categorical, ...]
+
+    def __post_init__(self):
+        """Refuse an empty schema, foreign columns and repeated names."""
+        columns = tuple(self.columns)
+        if not columns or not all(isinstance(column, Numeric | Categorical) for column in columns):
+            raise SchemaError("columns must be one or more Numeric or Categorical")
+        names = [column.name for column in columns]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise SchemaError(f"columns {repeated} are declared more than once: keep one of each")
+        _set(self, columns=columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def cells(self) -> int | None:
+        """How many distinct encoded rows there can be; None if a column is continuous."""
+        sizes = [column.size for column in self.columns]
+        return None if None in sizes else math.prod(size for size in sizes if size)
+
+    def held_as_counts(self, num_rows: int) -> bool:
+        """Whether `num_rows` rows are held as one count per cell: a public rule, blind to the rows."""
+        return self.cells is not None and self.cells <= min(MOST_CELLS, num_rows)
+
+    @property
+    def unconfirmed(self) -> tuple[str, ...]:
+        """Names of the columns whose declaration was guessed from the data."""
+        return tuple(column.name for column in self.columns if not column.confirmed)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> Numeric | Categorical:
+        if name not in self:
+            raise SchemaError(f"no column {name!r}; the schema has {', '.join(self.names)}")
+        return self.columns[self.names.index(name)]
+
+    def select(self, names: Sequence[str]) -> "Schema":
+        """The schema of these columns, in this order."""
+        return Schema(tuple(self[name] for name in names))
+
+    def encode(self, table: Any) -> dict[str, np.ndarray]:
+        """One array per column: float64 within the bounds, or int32 indices into the levels.
+
+        `table` is a pandas, polars or Arrow table, a mapping of columns, or the path of a .csv or .parquet
+        file; its other columns are never read. Guarantee: every encoded row is one the schema declares.
+        """
+        if self.unconfirmed:
+            raise SchemaError(
+                f"columns {', '.join(self.unconfirmed)} are unconfirmed: their bounds were guessed from the "
+                "data and are not public until confirmed. Check them and set `confirmed = true` or delete "
+                "the line"
+            )
+        wanted = {c.name: c.levels if isinstance(c, Categorical) and c.text else None for c in self.columns}
+        columns = read(table, wanted)
+        return {column.name: column.encode(columns[column.name]) for column in self.columns}
+
+    def decode(self, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Encoded columns in the words of the table: indices become levels."""
+        return {name: self[name].decode(values) for name, values in columns.items()}
+
+    def sample(self, rng: np.random.Generator, num_rows: int) -> dict[str, np.ndarray]:
+        """Encoded rows uniform over what is declared: public stand-ins for covariates, made without data."""
+        return {column.name: column.sample(rng, num_rows) for column in self.columns}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The schema as plain values, as they stand in a schema file."""
+        return {"columns": {column.name: column.to_dict() for column in self.columns}}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> "Schema":
+        """The schema that `to_dict` wrote."""
+        if set(values) != {"columns"} or not isinstance(values["columns"], Mapping):
+            raise SchemaError(f"a schema holds tables [columns.NAME] and nothing else, not {sorted(values)}")
+        return Schema(tuple(_column(name, declared) for name, declared in values["columns"].items()))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the schema as TOML: all of it or nothing."""
+        path = Path(path)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes("\n".join(_toml(column) for column in self.columns).encode())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> "Schema":
+        """The schema of a TOML file; errors name the file."""
+        try:
+            return Schema.from_dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise SchemaError(f"{path} cannot be read ({error.strerror}): check the path") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SchemaError(f"{path} is not TOML: {error}") from None
+        except SchemaError as error:
+            raise SchemaError(f"{path}: {error}") from None
+
+
+def draft(table: Any, max_levels: int = 30) -> Schema:
+    """A first guess at a schema, every column unconfirmed.
+
+    NOT PUBLIC: its bounds are the smallest and largest value in the private data and its levels are those
+    that occur. `encode` refuses it until a person has put what is known without the data in their place.
+
+    >>> draft({"age": [31, 64]}).unconfirmed
+    ('age',)
+    """
+    guesses = {name: guess(name, column, max_levels) for name, column in read(table).items()}
+    return Schema.from_dict({"columns": {name: {**it, "confirmed": False} for name, it in guesses.items()}})
+
+
+def _column(name: str, declared: Any) -> Numeric | Categorical:
+    """The column of one [columns.NAME] table."""
+    if not isinstance(declared, Mapping) or ("bounds" in declared) == ("levels" in declared):
+        raise SchemaError(f"column {name!r} must have either bounds = [low, high] or levels = [...]")
+    numeric = "bounds" in declared
+    known = {"missing", "confirmed"} | ({"bounds", "integer"} if numeric else {"levels", "other"})
+    unknown = sorted(set(declared) - known)
+    if unknown:
+        raise SchemaError(f"column {name!r} has unknown keys {unknown}: it may have {sorted(known)}")
+    if not numeric:
+        return Categorical(name, **declared)
+    bounds = declared["bounds"]
+    _require(isinstance(bounds, list | tuple) and len(bounds) == 2, name, "bounds", bounds, "be two numbers")
+    return Numeric(name, *bounds, **{key: value for key, value in declared.items() if key != "bounds"})
+
+
+def _shared(column: Numeric | Categorical) -> dict[str, Any]:
+    missing = {} if column.missing is None else {"missing": column.missing}
+    return missing if column.confirmed else {**missing, "confirmed": False}
+
+
+def _toml(column: Numeric | Categorical) -> str:
+    note = "" if column.confirmed else "# NOT PUBLIC until you confirm it: guessed from the data\n"
+    name = column.name if re.fullmatch(r"[A-Za-z0-9_-]+", column.name) else _toml_value(column.name)
+    lines = [f"{key} = {_toml_value(value)}\n" for key, value in column.to_dict().items()]
+    return f"{note}[columns.{name}]\n{''.join(lines)}"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_toml_value(item) for item in value)}]"
+    # JSON writes TOML's strings, numbers and booleans, but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _check_shared(name: Any, **flags: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise SchemaError(f"column name {name!r} must be non-empty text")
+    for key, flag in flags.items():
+        _require(isinstance(flag, bool), name, key, flag, "be true or false")
+
+
+def _require(ok: bool, name: str, key: str, value: Any, remedy: str) -> None:
+    if not ok:
+        raise SchemaError(f"column {name!r}: {key}={value!r} must {remedy}")
+
+
+def _set(instance: Any, **fields: Any) -> None:
+    for key, value in fields.items():
+        object.__setattr__(instance, key, value)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _sort_of(level: Any) -> str | None:
+    """Text, boolean or number; None for what cannot be a level, such as a number that float64 may blur."""
+    if isinstance(level, str | bool):
+        return "text" if isinstance(level, str) else "boolean"
+    return "number" if _is_finite(level) and abs(level) < EXACT else None

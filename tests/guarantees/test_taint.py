@@ -1,0 +1,231 @@
+"""No output of any mechanism depends on rows except through clip and noise; nine planted leaks are caught."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from discreet.mechanism import loop, noise
+from discreet.mechanism.clipping import bounded_sum, privatize
+from tests.guarantees.mechanisms import EVERY, make
+from tests.guarantees.taint import BOUNDED, CLIP, PUBLIC, RAW, SAMPLED, SECRET, STD, LeakError, assert_public
+
+STEPS = 4
+
+
+def arguments(plan, query, rows):
+    """What one chunk is given, and the level of each part."""
+    columns = jax.tree.map(jnp.asarray, rows._columns)
+    draws = loop._draw(noise.simulated(1), plan, query, rows, 0, STEPS, jax.random.key(0))
+    state = query.init(jax.random.key(1))
+    scales = loop.Scales(np.float64(plan.clip_norm), np.float64(plan.noise_std))
+    batches = loop.Batches(None if draws.batches.indices is None else RAW, SAMPLED)
+    levels = (
+        loop.Scales(CLIP, STD),
+        jax.tree.map(lambda _: PUBLIC, state),
+        jax.tree.map(lambda _: RAW, columns),
+        loop.Draws(PUBLIC, batches, SECRET),
+    )
+    return (scales, state, columns, draws), levels
+
+
+@pytest.mark.parametrize(("name", "beta"), EVERY)
+@pytest.mark.parametrize("keep_trace", [False, True])
+def test_every_mechanism_is_public(name, beta, keep_trace):
+    plan, query, rows = make(name, beta=beta)
+    with jax.enable_x64(True):
+        args, levels = arguments(plan, query, rows)
+        assert_public(partial(loop.chunk, query, keep_trace), args, levels, STEPS)
+
+
+def planted(step):
+    """The loop with its step replaced by a faulty one; returns (mechanism, arguments, levels)."""
+    plan, query, rows = make("logistic")
+
+    def mechanism(scales, state, columns, draws):
+        return jax.lax.scan(lambda state, draw: step(query, scales, state, columns, draw), state, draws)
+
+    return mechanism, *arguments(plan, query, rows)
+
+
+def asked(query, scales, state, columns, draw, multiplicity=None, clip=None):
+    question = query.ask(draw.keys, state)
+    batch = {name: column[draw.batches.indices] for name, column in columns.items()}
+    weights = draw.batches.multiplicity if multiplicity is None else multiplicity
+    return question, batch, bounded_sum(query.row_value, question, batch, weights, scales.clip_norm if clip is None else clip)
+
+
+def answered(query, scales, draw, total):
+    return privatize(total, draw.normal, scales.noise_std, scales.clip_norm)
+
+
+def honest(query, scales, state, columns, draw):
+    question, _, total = asked(query, scales, state, columns, draw)
+    return query.update(state, question, answered(query, scales, draw, total))
+
+
+def returned_loss(query, scales, state, columns, draw):
+    question, batch, total = asked(query, scales, state, columns, draw)
+    loss = jax.vmap(lambda row: query.row_value(question, row).sum())(batch).sum()
+    return query.update(state, question, answered(query, scales, draw, total))[0], loss
+
+
+def row_norms(query, scales, state, columns, draw):
+    question, batch, total = asked(query, scales, state, columns, draw)
+    norms = jnp.linalg.norm(jax.vmap(lambda row: query.row_value(question, row))(batch), axis=1)
+    return query.update(state, question, answered(query, scales, draw, total))[0], norms
+
+
+def batch_size(query, scales, state, columns, draw):
+    question, _, total = asked(query, scales, state, columns, draw)
+    new, _ = query.update(state, question, answered(query, scales, draw, total))
+    return new, draw.batches.multiplicity.sum()
+
+
+def rescaled_before_noise(query, scales, state, columns, draw):
+    question, _, total = asked(query, scales, state, columns, draw)
+    return query.update(state, question, answered(query, scales, draw, total * 2.0))
+
+
+def unclipped_sum(query, scales, state, columns, draw):
+    question = query.ask(draw.keys, state)
+    batch = {name: column[draw.batches.indices] for name, column in columns.items()}
+    total = jax.vmap(lambda row: query.row_value(question, row))(batch).sum(0)
+    return query.update(state, question, answered(query, scales, draw, total))
+
+
+def data_dependent_clip(query, scales, state, columns, draw):
+    clip = jnp.abs(columns["age"]).max()
+    question, _, total = asked(query, scales, state, columns, draw, clip=clip)
+    return query.update(state, question, answered(query, scales, draw, total))
+
+
+def other_clip(query, scales, state, columns, draw):
+    question, _, total = asked(query, scales, state, columns, draw, clip=2.0 * scales.clip_norm)
+    return query.update(state, question, answered(query, scales, draw, total))
+
+
+def returned_noise(query, scales, state, columns, draw):
+    question, _, total = asked(query, scales, state, columns, draw)
+    new, _ = query.update(state, question, answered(query, scales, draw, total))
+    return new, draw.normal
+
+
+def no_noise(query, scales, state, columns, draw):
+    question, _, total = asked(query, scales, state, columns, draw)
+    return query.update(state, question, privatize(total, draw.normal, jnp.zeros(()), scales.clip_norm))
+
+
+def noise_used_twice(query, scales, state, columns, draw):
+    question, _, total = asked(query, scales, state, columns, draw)
+    first = answered(query, scales, draw, total)
+    second = answered(query, scales, draw, asked(query, scales, state, columns, draw)[2])
+    return query.update(state, question, 0.5 * (first + second))
+
+
+def doubled_rows(query, scales, state, columns, draw):
+    question, _, total = asked(query, scales, state, columns, draw, multiplicity=2.0 * draw.batches.multiplicity)
+    return query.update(state, question, answered(query, scales, draw, total))
+
+
+def row_in_question(query, scales, state, columns, draw):
+    question = query.ask(draw.keys, state)
+    question = question._replace(phi=question.phi + columns["age"].mean())
+    batch = {name: column[draw.batches.indices] for name, column in columns.items()}
+    total = bounded_sum(query.row_value, question, batch, draw.batches.multiplicity, scales.clip_norm)
+    return query.update(state, question, answered(query, scales, draw, total))
+
+
+def printed_row(query, scales, state, columns, draw):
+    def row_value(question, row):
+        jax.debug.print("{}", row["age"])
+        return query.row_value(question, row)
+
+    return honest(query._replace(row_value=row_value), scales, state, columns, draw)
+
+
+def closed_over_rows(query, scales, state, columns, draw):
+    def row_value(question, row):
+        return query.row_value(question, row) + columns["age"].mean()
+
+    return honest(query._replace(row_value=row_value), scales, state, columns, draw)
+
+
+LEAKS = {
+    returned_loss: "outputs",
+    row_norms: "outputs",
+    batch_size: "outputs",
+    rescaled_before_noise: "bounded total",
+    unclipped_sum: "bounded total",
+    data_dependent_clip: "clip norm",
+    returned_noise: "used twice",
+    no_noise: "plan's scales",
+    noise_used_twice: "used twice",
+    other_clip: "clip norm",
+    doubled_rows: "multiplicities",
+    row_in_question: "question",
+    printed_row: "debug",
+    closed_over_rows: "question",
+}
+
+
+def test_the_honest_step_passes():
+    with jax.enable_x64(True):
+        assert_public(*planted(honest), STEPS)
+
+
+@pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.__name__)
+def test_planted_leaks_are_caught(leak):
+    with jax.enable_x64(True), pytest.raises(LeakError, match=LEAKS[leak]):
+        assert_public(*planted(leak), STEPS)
+
+
+def test_returning_nothing_but_noise_is_a_leak():
+    with jax.enable_x64(True):
+        mechanism, args, levels = planted(lambda q, s, state, c, draw: (state, draw.normal))
+        with pytest.raises(LeakError, match="SECRET|used twice"):
+            assert_public(mechanism, args, levels, 0)
+
+
+def test_noise_shared_by_all_steps_is_a_leak():
+    plan, query, rows = make("logistic")
+    with jax.enable_x64(True):
+        args, levels = arguments(plan, query, rows)
+
+        def mechanism(scales, state, columns, draws):
+            same = draws.normal[0]
+            return jax.lax.scan(
+                lambda state, draw: honest(query, scales, state, columns, draw._replace(normal=same)), state, draws
+            )
+
+        with pytest.raises(LeakError):
+            assert_public(mechanism, args, levels, STEPS)
+
+
+def test_more_answers_than_priced_is_a_leak():
+    with jax.enable_x64(True), pytest.raises(LeakError, match="prices"):
+        assert_public(*planted(honest), STEPS - 1)
+
+
+def test_a_lookalike_by_name_is_not_trusted():
+    @jax.jit
+    def privatize(total, noise, noise_std, clip_norm):
+        return total + 0 * noise
+
+    def impostor(query, scales, state, columns, draw):
+        question, _, total = asked(query, scales, state, columns, draw)
+        return query.update(state, question, privatize(total, draw.normal, scales.noise_std, scales.clip_norm))
+
+    with jax.enable_x64(True), pytest.raises(LeakError):
+        assert_public(*planted(impostor), STEPS)
+
+
+def test_bounded_alone_is_not_public():
+    with jax.enable_x64(True):
+        mechanism, args, levels = planted(
+            lambda q, s, state, c, d: (state, asked(q, s, state, c, d)[2])
+        )
+        with pytest.raises(LeakError, match=BOUNDED.name):
+            assert_public(mechanism, args, levels, 0)
