@@ -1,52 +1,46 @@
-"""What a plan costs: its event, its guarantee, and the noise that meets a budget.
-
-The relation is zero-out: one row's contribution is replaced by nothing, the number of rows is public. Every ε
-reported here is an upper bound; several valid bounds are computed and the smallest is reported.
-"""
+"""What a plan costs: its event, its guarantee, and the noise that meets a budget."""
 
 import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+from platformdirs import user_cache_dir
 
 from discreet.plan import Plan, phases
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-
 Noise = Literal["secure", "simulated", "unstated"]
+Kept = TypeVar("Kept", "Guarantee", Plan)
+Phases = Plan | Sequence[Plan]
 
 _INTERVALS = (1e-4, 3e-5, 1e-5)  # below 1e-5 floating point costs more than the finer grid gains
-_MOST_POINTS = 1e6  # a privacy loss grid of this size takes seconds
-_ROUNDING = 1e-15  # δ that the Fourier transform's rounding may hide, per step (1e-16 at most was seen)
+_ROUNDING = 1e-15  # δ per step that rounding in the Fourier transforms may hide; 1e-16 was the most seen
 _ORDERS = (*range(2, 65), *(int(2 ** (k / 2)) for k in range(13, 25)))
 _LEAST_NOISE = 0.45
-_TIGHT = 1e-4
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Guarantee:
     """What a release promises: (ε, δ)-differential privacy under `relation`, if its noise is secure.
 
-    `advantage` bounds (true positives − false positives) of any membership attack on one row, and
-    `tpr_at_fpr_01` its true positives at 1 % false positives.
+    Zero-out: one row's contribution is replaced by nothing; the number of rows is public. `advantage` bounds
+    true − false positives of any membership attack on a row, `tpr_at_fpr_01` its true positives at 1 % false.
 
     >>> promise = Guarantee(0.99994, 1e-5, "PLD", "dp-accounting 0.6.0", "...", 0.1065, 0.0195)
     >>> print(promise)
     (ε = 1, δ = 1e-05), zero-out, PLD; a membership attacker gains at most .107 over guessing
     (2.0 % true positives at 1 % false)
-    >>> Guarantee.from_dict(promise.to_dict()) == promise
-    True
-    >>> promise.private
-    False
+    >>> promise.private, Guarantee.from_dict(promise.to_dict()) == promise
+    (False, True)
     """
 
     epsilon: float
@@ -60,13 +54,11 @@ class Guarantee:
     relation: str = "zero-out"
 
     def __post_init__(self):
-        """Refuse what is no guarantee."""
         _require(self.epsilon >= 0, "epsilon", self.epsilon, "be ≥ 0, or inf for no guarantee")
         _require(0 < self.delta < 1, "delta", self.delta, "lie in (0, 1)")
-        _require(0 <= self.advantage <= 1, "advantage", self.advantage, "lie in [0, 1]")
-        _require(0 <= self.tpr_at_fpr_01 <= 1, "tpr_at_fpr_01", self.tpr_at_fpr_01, "lie in [0, 1]")
-        kinds = ("secure", "simulated", "unstated")
-        _require(self.noise in kinds, "noise", self.noise, f"be one of {', '.join(kinds)}")
+        for name, risk in (("advantage", self.advantage), ("tpr_at_fpr_01", self.tpr_at_fpr_01)):
+            _require(0 <= risk <= 1, name, risk, "lie in [0, 1]")
+        _require(self.noise in get_args(Noise), "noise", self.noise, f"be one of {get_args(Noise)}")
 
     @property
     def private(self) -> bool:
@@ -83,48 +75,52 @@ class Guarantee:
         return cls(**values)
 
     def __str__(self) -> str:
-        gain = f"{_round_up(self.advantage, 3):.3f}".removeprefix("0")
         warning = "NOT PRIVATE: simulated noise; with secure noise " if self.noise == "simulated" else ""
+        gain = f"{_up(self.advantage, 3):.3g}".removeprefix("0")
         return (
-            f"{warning}(ε = {_digits_up(self.epsilon, 4)}, δ = {_digits_up(self.delta, 3)}), {self.relation}, "
+            f"{warning}(ε = {_up(self.epsilon, 4):.4g}, δ = {_up(self.delta, 3):.3g}), {self.relation}, "
             f"{self.accountant}; a membership attacker gains at most {gain} over guessing "
-            f"({100 * _round_up(self.tpr_at_fpr_01, 3):.1f} % true positives at 1 % false)"
+            f"({_up(100 * self.tpr_at_fpr_01, 2):.1f} % true positives at 1 % false)"
         )
 
 
-def event(plan: Plan | Sequence[Plan]) -> "DpEvent":
+def event(plan: Phases) -> "DpEvent":
     """The plan's event: its phases composed, each a step composed with itself `steps` times.
 
-    A `batch_limit` below `num_rows` is charged as truncated Poisson sampling, also at sampling_prob = 1, where
-    the bound is valid but loose (it charges a random subset for swapping a row: sensitivity 2).
+    A `batch_limit` below `num_rows` is charged as truncated Poisson sampling, also at sampling_prob = 1,
+    where that is valid but loose: it charges the random subset as if rows were swapped.
 
     >>> event(Plan(num_rows=50, steps=3, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=2.0))
     SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=3)
     """
-    import dp_accounting
+    import dp_accounting as dpa
 
-    events = [_phase_event(phase) for phase in _priced(plan)]
-    return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+    phase, *others = _priced(plan)
+    if others:
+        return dpa.ComposedDpEvent([event(part) for part in (phase, *others)])
+    if phase.noise_multiplier == 0:
+        return dpa.NonPrivateDpEvent()
+    rate, step = phase.sampling_prob, dpa.GaussianDpEvent(phase.noise_multiplier)
+    if phase.batch_limit is not None:
+        terms = (phase.num_rows, rate, phase.batch_limit, phase.noise_multiplier)
+        step = dpa.TruncatedSubsampledGaussianDpEvent(*terms)
+    elif rate < 1:
+        step = dpa.PoissonSampledDpEvent(rate, step)
+    return dpa.SelfComposedDpEvent(step, phase.steps)
 
 
-def guarantee(plan: Plan | Sequence[Plan], delta: float, noise: Noise = "unstated") -> Guarantee:
-    """The plan's guarantee at `delta`: the smallest of the valid upper bounds on ε.
+def guarantee(plan: Phases, delta: float, noise: Noise = "unstated") -> Guarantee:
+    """The plan's guarantee at `delta`: the smallest of several valid upper bounds on ε.
 
-    Guarantee: PLD bounds at every interval of `_intervals`, each charged for the rounding of its Fourier
-    transforms, and the RDP bound of an untruncated plan; the attack risk is from the same PLDs.
+    Guarantee: PLD at each of `_intervals`, charged for floating point, and RDP if nothing is truncated.
 
     >>> plan = Plan(num_rows=50, steps=4, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=2 * 3.7306317)
     >>> round(guarantee(plan, 1e-5).epsilon, 4)
     1.0
     """
     _require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
-    priced, delta = _priced(plan), float(delta)
-    key = _cache_key("guarantee", priced, delta)
-    found = _as_guarantee(_recall(key))
-    if found is None or (found.delta, found.event) != (delta, _description(priced)):
-        found = _evaluate(priced, delta)
-        _remember(key, found.to_dict())
-    return replace(found, noise=noise)
+    key = ("guarantee", _priced(plan), float(delta))
+    return replace(_remembered(key, Guarantee.from_dict, lambda: _evaluate(*key[1:])), noise=noise)
 
 
 def calibrate(plan: Plan, epsilon: float, delta: float) -> Plan:
@@ -137,21 +133,22 @@ def calibrate(plan: Plan, epsilon: float, delta: float) -> Plan:
     >>> round(calibrate(plan, 1.0, 1e-5).noise_multiplier / 2, 2)
     3.73
     """
-    _require(isinstance(plan, Plan), "plan", plan, "be one Plan: calibrate the phases one by one")
-    _require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, e.g. 1.0")
+    _require(isinstance(plan, Plan), "plan", plan, "be one Plan: calibrate its phases one by one")
+    _require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, for example 1.0")
     _require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
-    epsilon, delta = float(epsilon), float(delta)
-    (priced,) = _priced(replace(plan, noise_multiplier=0.0))
-    key = _cache_key("calibrate", (priced,), delta, epsilon)
-    found = _as_noise_multiplier(_recall(key))
-    if found is None or guarantee(replace(plan, noise_multiplier=found), delta).epsilon > epsilon:
-        found = _least_noise(priced, epsilon, delta)
-        _remember(key, {"noise_multiplier": found})
-    return replace(plan, noise_multiplier=found)
+
+    def checked(entry: dict) -> Plan:
+        found = replace(plan, noise_multiplier=entry["noise_multiplier"])
+        spent = guarantee(found, delta).epsilon
+        _require(spent <= epsilon, "noise_multiplier", found.noise_multiplier, f"grow: it spends ε = {spent}")
+        return found
+
+    key = ("calibrate", _priced(replace(plan, noise_multiplier=0.0)), float(delta), float(epsilon))
+    return _remembered(key, checked, lambda: checked(_least_noise(plan, epsilon, delta)))
 
 
-def rdp_epsilon(plan: Plan | Sequence[Plan], delta: float) -> float:
-    """The RDP upper bound on ε, a cross-check of untruncated plans (RDP cannot price truncation).
+def rdp_epsilon(plan: Phases, delta: float) -> float:
+    """The RDP upper bound on ε: a cross-check of untruncated plans.
 
     >>> plan = Plan(num_rows=50, steps=4, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=7.461264)
     >>> rdp_epsilon(plan, 1e-5) > guarantee(plan, 1e-5).epsilon
@@ -160,151 +157,148 @@ def rdp_epsilon(plan: Plan | Sequence[Plan], delta: float) -> float:
     from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
 
-    for phase in _priced(plan):
-        limit = phase.batch_limit
+    for limit in (phase.batch_limit for phase in _priced(plan)):
         _require(limit is None, "batch_limit", limit, "be None or num_rows: RDP cannot price truncation")
     accountant = RdpAccountant(_ORDERS, NeighboringRelation.REPLACE_SPECIAL)
     return float(accountant.compose(event(plan)).get_epsilon(delta))
 
 
-def _priced(plan: Plan | Sequence[Plan]) -> tuple[Plan, ...]:
-    """The phases, stripped of what their price does not depend on."""
-    parts = phases(plan)
+def _priced(plan: Phases) -> tuple[Plan, ...]:
+    """The phases, bare of what their price does not depend on."""
+    parts = [replace(part, clip_norm=1.0) for part in phases(plan)]
     _require(len(parts) > 0, "plan", plan, "have at least one phase")
-    return tuple(_stripped(part) for part in parts)
+    whole = {"num_rows": 1, "batch_limit": None}
+    return tuple(replace(p, **whole) if p.batch_limit in (None, p.num_rows) else p for p in parts)
 
 
-def _stripped(phase: Plan) -> Plan:
-    limited = phase.batch_limit is not None and phase.batch_limit < phase.num_rows
-    return Plan(
-        num_rows=phase.num_rows if limited else 1,
-        steps=phase.steps,
-        sampling_prob=float(phase.sampling_prob),
-        clip_norm=1.0,
-        noise_multiplier=float(phase.noise_multiplier),
-        batch_limit=phase.batch_limit if limited else None,
-    )
-
-
-def _phase_event(phase: Plan) -> "DpEvent":
-    import dp_accounting as dpa
-
-    rate, multiplier, limit = phase.sampling_prob, phase.noise_multiplier, phase.batch_limit
-    if multiplier == 0:
-        return dpa.NonPrivateDpEvent()
-    if limit is not None:
-        step = dpa.TruncatedSubsampledGaussianDpEvent(phase.num_rows, rate, limit, multiplier)
-    elif rate < 1:
-        step = dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(multiplier))
-    else:
-        step = dpa.GaussianDpEvent(multiplier)
-    return dpa.SelfComposedDpEvent(step, phase.steps)
-
-
-def _description(priced: Sequence[Plan]) -> str:
-    def one(phase: Plan) -> str:
-        limit = "" if phase.batch_limit is None else f", at most {phase.batch_limit} of {phase.num_rows}"
-        sampled = f"Poisson({phase.sampling_prob}{limit}) " if phase.sampling_prob < 1 or limit else ""
-        return f"{phase.steps} × {sampled}Gaussian({phase.noise_multiplier})"
-
-    return " + ".join(map(one, priced))
+def _description(phase: Plan) -> str:
+    limit = "" if phase.batch_limit is None else f", at most {phase.batch_limit} of {phase.num_rows}"
+    sampled = f"Poisson({phase.sampling_prob}{limit}) " if phase.sampling_prob < 1 or limit else ""
+    return f"{phase.steps} × {sampled}Gaussian({phase.noise_multiplier})"
 
 
 def _intervals(priced: Sequence[Plan]) -> tuple[float, ...]:
     """The discretisation intervals worth evaluating, coarse to fine.
 
-    With sd = κ √expm1(1/σ²), the privacy loss's spread per step, they are clip(sd/10, 1e-5, 1e-4) and the finer
-    ones of {1e-4, 3e-5, 1e-5} down to sd/100: a coarser one is looser, a finer one gains less than 1e-5 of ε.
-    None may need more than a million points.
+    With sd = κ √expm1(1/σ²), the spread of one step's privacy loss, they are clip(sd/10, 1e-5, 1e-4) and the
+    finer ones of {1e-4, 3e-5, 1e-5} down to sd/40: a coarser one is looser, and a finer one gains at most
+    5e-4 of ε for three times the work. A spread above .01 needs no more than sd/100 (1e-5 of ε), no grid may
+    take minutes, and noise multipliers near 0 have none.
     """
-    counts = [phase.steps if _sampled(phase) else 1 for phase in priced]
-    total = sum(count * _loss_variance(phase) for count, phase in zip(counts, priced, strict=True))
-    spread = math.sqrt(total / sum(counts))
-    rule = min(max(spread / 10, _INTERVALS[-1]), _INTERVALS[0])
-    least = 20 * math.sqrt(total) / _MOST_POINTS
-    finer = [interval for interval in _INTERVALS if max(spread / 100, least) <= interval < rule]
-    return (max(rule, least), *finer)
+    parts = [_loss(phase) for phase in priced if phase.noise_multiplier > 0]
+    total = sum(count * variance for count, variance, _ in parts)
+    spread = math.sqrt(total / max(1, sum(count for count, _, _ in parts)))
+    least = (20 * math.sqrt(total) + 5 * sum(reach for _, _, reach in parts)) / 1e6
+    rule = max(least, min(spread / 100, 0.1), min(max(spread / 10, _INTERVALS[-1]), _INTERVALS[0]))
+    return () if rule > 100 else (rule, *(h for h in _INTERVALS if max(spread / 40, least) <= h < rule))
 
 
-def _sampled(phase: Plan) -> bool:
-    return phase.sampling_prob < 1 or phase.batch_limit is not None
+def _loss(phase: Plan) -> tuple[int, float, float]:
+    """Count, variance and reach of the privacy losses composed; T unsampled steps are one Gaussian."""
+    sampled = phase.sampling_prob < 1 or phase.batch_limit is not None
+    count, merged = (phase.steps, 1) if sampled else (1, phase.steps)
+    rate, inverse = phase.sampling_prob, merged / phase.noise_multiplier**2
+    variance = min(rate**2 * math.expm1(min(inverse, 700)), rate * inverse * (1 + inverse / 4))
+    return count, variance, max(0.0, 10 * math.sqrt(inverse) + inverse / 2 + math.log(rate))
 
 
-def _loss_variance(phase: Plan) -> float:
-    """κ² expm1(1/σ²); steps without sampling are one Gaussian of variance T/σ², and large values grow slowly."""
-    if phase.noise_multiplier == 0:
-        return 0.0
-    inverse = 1 / phase.noise_multiplier**2
-    if not _sampled(phase):
-        return inverse * phase.steps * (1 + inverse * phase.steps)
-    return phase.sampling_prob**2 * math.expm1(inverse) if inverse < 4 else inverse * (1 + inverse)
-
-
-def _composed(priced: Sequence[Plan], interval: float) -> Any:
+def _bound(priced: Sequence[Plan], delta: float, intervals: Sequence[float]) -> tuple[float, str, list[Any]]:
+    """The smallest valid ε, the accountant that gave it, and the PLD at each interval."""
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
-    return PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, interval).compose(event(priced))
-
-
-def _bound(accountants: Sequence[Any], priced: Sequence[Plan], delta: float) -> tuple[float, str]:
-    """The smallest valid ε, and the accountant that gave it."""
+    relation, spent = NeighboringRelation.REPLACE_SPECIAL, event(priced)
+    losses = [PLDAccountant(relation, interval).compose(spent) for interval in intervals]
     usable = delta - _ROUNDING * sum(phase.steps for phase in priced)
-    bounds = [(float(one.get_epsilon(usable)), "PLD") for one in accountants if usable > 0]
+    bounds = [(float(loss.get_epsilon(usable)), "PLD") for loss in losses if usable > 0]
     if all(phase.batch_limit is None for phase in priced):
         bounds.append((rdp_epsilon(priced, delta), "RDP"))
-    return min(bounds, default=(math.inf, "PLD"))
+    epsilon, accountant = min(bounds, default=(math.inf, "PLD"))
+    return epsilon, accountant, losses
 
 
 def _evaluate(priced: Sequence[Plan], delta: float) -> Guarantee:
-    accountants = [_composed(priced, interval) for interval in _intervals(priced)]
-    epsilon, accountant = _bound(accountants, priced, delta)
+    epsilon, accountant, losses = _bound(priced, delta, _intervals(priced))
     rounding = _ROUNDING * sum(phase.steps for phase in priced)
 
-    def excess(at: float) -> float:
-        return min(1.0, rounding + min(float(one.get_delta(at)) for one in accountants))
+    def excess(at: float) -> float:  # the coarsest is the fastest, and valid
+        return min([1.0, *(rounding + float(loss.get_delta(at)) for loss in losses[:1])])
 
-    return Guarantee(
-        epsilon=epsilon,
-        delta=delta,
-        accountant=accountant,
-        version=f"dp-accounting {version('dp-accounting')}",
-        event=_description(priced),
-        advantage=excess(0.0),
-        tpr_at_fpr_01=_true_positives(excess, 0.01),
-    )
+    software, spent = f"dp-accounting {version('dp-accounting')}", " + ".join(map(_description, priced))
+    risk = excess(0.0), _true_positives(excess, 0.01)
+    return Guarantee(epsilon, delta, accountant, software, spent, *risk)
 
 
 def _true_positives(excess: Callable[[float], float], rate: float) -> float:
-    """1 − β(α) at α = rate, where β(α) = max over ε ≥ 0 of (0, 1 − δ(ε) − e^ε α, e^−ε (1 − δ(ε) − α)).
-
-    Each ε gives a valid bound, so an inexact minimum is only a looser one.
-    """
+    """1 − β(α) at α = rate, where β(α) = max over ε ≥ 0 of (0, 1 − δ(ε) − e^ε α, e^−ε (1 − δ(ε) − α))."""
     from scipy.optimize import minimize_scalar
 
-    def steep(at: float) -> float:
-        return excess(at) + math.exp(at) * rate
+    def lowest(term: Callable[[float], float]) -> float:  # any ε is valid: an inexact optimum is only looser
+        found: Any = minimize_scalar(term, bounds=(0.0, -math.log(rate)), method="bounded")
+        return float(found.fun)
 
-    def flat(at: float) -> float:
-        return 1 - math.exp(-at) * (1 - excess(at) - rate)
-
-    bounds = (0.0, -math.log(rate))
-    best = [minimize_scalar(f, bounds=bounds, method="bounded", options={"xatol": 1e-3}) for f in (steep, flat)]
-    return min(1.0, excess(0.0) + rate, *(float(one.fun) for one in best))
+    steep = lowest(lambda at: excess(at) + math.exp(at) * rate)
+    flat = lowest(lambda at: 1 - math.exp(-at) * (1 - excess(at) - rate))
+    return min(1.0, excess(0.0) + rate, steep, flat)
 
 
-def _least_noise(phase: Plan, epsilon: float, delta: float) -> float:
-    """The noise multiplier of `calibrate`, by secants in log σ – log ε from the central limit's guess.
+def _least_noise(plan: Plan, epsilon: float, delta: float) -> dict:
+    """The search takes the finest interval alone; `guarantee` takes the minimum over it and more."""
+    from dp_accounting import get_sigma_gaussian
 
-    The search evaluates the finest interval alone; `guarantee` takes the minimum over more, so it is no larger.
-    """
-    rounding = _ROUNDING * phase.steps
-    if phase.batch_limit is not None and delta <= rounding:
-        remedy = f"exceed {rounding:.1e} for {phase.steps} truncated steps; raise it or drop batch_limit"
-        raise ValueError(f"delta={delta} must {remedy}")
+    (phase,) = _priced(plan)
+    least = 0.0 if phase.batch_limit is None else _ROUNDING * phase.steps
+    _require(delta > least, "delta", delta, f"exceed {least:.1e}, or batch_limit be None")
 
     def bound(multiplier: float) -> float:
         trial = (replace(phase, noise_multiplier=multiplier),)
-        return _bound([_composed(trial, _intervals(trial)[-1])], trial, delta)[0]
+        return _bound(trial, delta, _intervals(trial)[-1:])[0]
 
-    return _smallest(bound, epsilon, _guess(phase, epsilon, delta))
+    scale = float(get_sigma_gaussian(epsilon, delta)) * phase.sampling_prob * math.sqrt(phase.steps)
+    guess = scale if phase.sampling_prob == 1 else math.log1p(scale**-2) ** -0.5
+    return {"noise_multiplier": _smallest(bound, epsilon, guess)}
+
+
+def _smallest(bound: Callable[[float], float], target: float, x: float) -> float:
+    """The smallest x ≥ 0.45 with bound(x) ≤ target, to 1e-4 in the bound or 2e-5 in x; x was evaluated."""
+    low, high = None, None
+    for attempt in range(1, 100):
+        x = max(_LEAST_NOISE, _up(x, 6))
+        value = bound(x)
+        if target * (1 - 1e-4) <= value <= target or (value <= target and x == _LEAST_NOISE):
+            return x
+        gap = min(max(math.log(max(value, 1e-300) / target) + 5e-5, -1.4), 1.4)
+        low, high = ((x, gap), high) if value > target else (low, (x, gap))
+        x *= math.exp(gap)
+        if low and high:
+            if high[0] < low[0] * 1.00002:
+                return high[0]
+            share = 0.5 if attempt % 3 == 0 else low[1] / (low[1] - high[1])
+            x = low[0] * (high[0] / low[0]) ** share
+    raise ValueError(f"epsilon={target} needs noise_multiplier > {x:.3g}; raise epsilon or delta")
+
+
+def _remembered(key: tuple, decode: Callable[[dict], Kept], compute: Callable[[], Kept]) -> Kept:
+    """What was computed under this key, from disk if it is there; an entry that does not decode is not."""
+    name = hashlib.sha256(repr(("format 1", version("dp-accounting"), *key)).encode()).hexdigest()[:32]
+    directory = Path(os.environ.get("DISCREET_CACHE") or user_cache_dir("discreet"))
+    path = directory / f"{name}.json"
+    with suppress(OSError, ValueError, TypeError, LookupError):
+        return decode(json.loads(path.read_text()))
+    value = compute()
+    with suppress(OSError, TypeError):
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.urandom(8).hex()}")
+        temporary.write_text(json.dumps(value.to_dict()))
+        os.replace(temporary, path)
+    return value
+
+
+def _up(value: float, digits: int) -> float:
+    """The value rounded up to a few digits: a printed bound is still a bound."""
+    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value))))
+
+
+def _require(ok: bool, name: str, value: object, remedy: str) -> None:
+    if not ok:
+        raise ValueError(f"{name}={value} must {remedy}")

@@ -1,7 +1,6 @@
 """The composition root: the one place where the private and the public half meet."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import numpy as np
 
@@ -12,11 +11,13 @@ from discreet.mechanism import noise as streams
 from discreet.mechanism.rows import Rows, encode
 from discreet.methods import elbo
 from discreet.model import Model
-from discreet.posterior import exact, naive
-from discreet.posterior.types import Posterior, from_optimum
+from discreet.posterior import dense, exact, naive
+from discreet.posterior.types import Posterior, from_draws, through_q
 from discreet.schema import Schema
 
-__all__ = ["Rows", "encode", "fit", "naive_posterior"]
+simulated = streams.simulated
+
+__all__ = ["Rows", "encode", "fit", "naive_posterior", "simulated"]
 
 
 def fit(
@@ -41,12 +42,17 @@ def fit(
     if paid.epsilon > epsilon:
         raise ValueError(f"this plan costs ε = {paid.epsilon:.4g}, more than epsilon={epsilon}: calibrate it first")
     query = elbo.query(model, choice.plan, choice.settings)
-    release = loop.run(noise, choice.plan, query, rows, progress=progress)
+    dense_enough = model.dim <= dense.MOST_PARAMETERS
+    release = loop.run(noise, choice.plan, query, rows, keep_trace=dense_enough, progress=progress)
     rng = np.random.default_rng()
-    spread = np.concatenate([choice.prior_sd, np.ones(model.dim)])
-    phi = exact.noise_aware(rng, release, draws, centre_sd=spread)
-    info = {"method": "noise-aware", "plan": choice.plan.to_dict(), "reasons": list(choice.reasons)}
-    return from_optimum(rng, phi, model, paid, info=info, schema=rows.schema, release=release)
+    if dense_enough:
+        z = dense.noise_aware(rng, release, draws, prior_mean=choice.prior_mean, prior_sd=choice.prior_sd).z
+    else:
+        spread = np.concatenate([choice.prior_sd, np.ones(model.dim)])
+        z = through_q(rng, exact.noise_aware(rng, release, draws, centre_sd=spread))
+    method = f"noise-aware, {'dense' if dense_enough else 'diagonal'} curvature"
+    info = {"method": method, "plan": choice.plan.to_dict(), "reasons": list(choice.reasons)}
+    return from_draws(z, model, paid, info=info, schema=rows.schema, release=release)
 
 
 def naive_posterior(posterior: Posterior) -> Posterior:
@@ -55,5 +61,7 @@ def naive_posterior(posterior: Posterior) -> Posterior:
         raise ValueError("this posterior was loaded without its release: there is no last iterate to read")
     phi = naive.last_iterate(posterior.release, posterior.z.shape[0] * posterior.z.shape[1])
     info = {**posterior.info, "method": "last iterate"}
-    other = from_optimum(np.random.default_rng(), phi, posterior.model, posterior.guarantee, info=info)
-    return replace(other, schema=posterior.schema, release=posterior.release)
+    z = through_q(np.random.default_rng(), phi)
+    return from_draws(
+        z, posterior.model, posterior.guarantee, info=info, schema=posterior.schema, release=posterior.release
+    )

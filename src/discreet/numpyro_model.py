@@ -1,5 +1,6 @@
 """A NumPyro function as the pure functions of a `Model`, or a refusal that says what to change."""
 
+import contextlib
 import functools
 import inspect
 import math
@@ -16,8 +17,11 @@ from discreet.schema import Schema
 NUM_ROWS = 64
 """Dummy rows: enough that no two columns, even binary ones, look alike."""
 Columns = str | tuple[str, ...]
+Table = Mapping[str, np.ndarray]
 Outcome = Mapping[str, tuple[str, ...]]
 """The columns that each observed site shows."""
+_quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""For checks that run once: compiling costs more than running."""
 _NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -81,7 +85,9 @@ def numpyro_fields(
     table = schema.sample(np.random.default_rng(0), NUM_ROWS)
     rows = {name: np.asarray(table[name]) for name in binding.columns}
     program, sites = _check_structure(binding, rows)
-    kept = _check_numbers(program, rows)
+    draw = _quick_jit(functools.partial(_sample_prior, program))
+    zs = [draw(jax.random.key(seed)) for seed in range(3)]
+    kept = _check_numbers(program, rows, zs)
     parts = {
         "dim": program.dim,
         "log_prior": functools.partial(_log_prior, program),
@@ -89,15 +95,15 @@ def numpyro_fields(
         "constrain": functools.partial(_constrain, program, (*program.pieces, *kept)),
         "sample_prior": functools.partial(_sample_prior, program),
         "columns": binding.columns,
-        "description": {"numpyro": getattr(fn, "__name__", type(fn).__name__)},
+        "description": {"numpyro": getattr(_plain(fn), "__name__", type(fn).__name__)},
     }
     observed = [name for name, site in sites.items() if site.kind == "observed"]
-    return parts | _outcome_fields(program, observed, rows)
+    return parts | _outcome_fields(program, observed, rows, zs[0])
 
 
 def _bind(fn: Callable[..., Any], schema: Schema, arguments: Mapping, constants: Mapping) -> _Binding:
     """Each parameter of `fn` as columns or constant; what is neither must have a default."""
-    parameters = inspect.signature(fn).parameters
+    parameters = inspect.signature(_plain(fn)).parameters
     named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in (*arguments, *constants):
@@ -118,6 +124,15 @@ def _bind(fn: Callable[..., Any], schema: Schema, arguments: Mapping, constants:
     return _Binding(fn, mapped, dict(constants))
 
 
+def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function inside NumPyro's handlers: one that decorates does not keep its signature."""
+    from numpyro.primitives import Messenger
+
+    while isinstance(fn, Messenger) and fn.fn is not None:
+        fn = fn.fn
+    return fn
+
+
 def _as_columns(name: str, columns: str | Sequence[str], schema: Schema) -> Columns:
     wanted = (columns,) if isinstance(columns, str) else tuple(columns)
     missing = [column for column in wanted if column not in schema]
@@ -128,8 +143,9 @@ def _as_columns(name: str, columns: str | Sequence[str], schema: Schema) -> Colu
     return columns if isinstance(columns, str) else wanted
 
 
-def _call_arguments(binding: _Binding, rows: Mapping[str, Any], dtype) -> dict[str, Any]:
-    """What `fn` is called with: scalars become arrays of one row, floats take z's dtype."""
+def _call_arguments(binding: _Binding, rows: Mapping[str, Any]) -> dict[str, Any]:
+    """What `fn` is called with: scalars become arrays of one row, floats take the default dtype."""
+    dtype = jnp.result_type(float)
 
     def column(name: str) -> Array:
         values = jnp.reshape(jnp.asarray(rows[name]), (-1,))
@@ -147,9 +163,9 @@ def _lenient(function):
     """NumPyro broadcasts by rank promotion, so its models may, whatever the caller's setting."""
 
     @functools.wraps(function)
-    def wrapped(*args):
+    def wrapped(*args, **kwargs):
         with jax.numpy_rank_promotion("allow"):
-            return function(*args)
+            return function(*args, **kwargs)
 
     return wrapped
 
@@ -159,6 +175,7 @@ def _run(program: _Program, z: Array, rows: Mapping[str, Any], wrap: Callable = 
     from numpyro import handlers
     from numpyro.distributions import biject_to
 
+    z = z.astype(jnp.result_type(float))  # the one dtype all of NumPyro's transforms work in
     log_dets = {}
 
     def constrained(site):
@@ -173,7 +190,7 @@ def _run(program: _Program, z: Array, rows: Mapping[str, Any], wrap: Callable = 
 
     # No seed: a function that wants randomness beyond z fails instead of returning a random density.
     fn = handlers.substitute(wrap(program.binding.fn), substitute_fn=constrained)
-    return handlers.trace(fn).get_trace(**_call_arguments(program.binding, rows, z.dtype)), log_dets
+    return handlers.trace(fn).get_trace(**_call_arguments(program.binding, rows)), log_dets
 
 
 def _log_prob(site) -> Array:
@@ -191,21 +208,23 @@ def _log_prior(program: _Program, z: Array) -> Array:
     """Σ log p(latent) + log|det J|: the dummy row is there to be ignored, `_check_numbers` saw to it."""
     sites, log_dets = _run(program, z, program.row)
     terms = [jnp.sum(_log_prob(sites[name])) + log_dets[name] for name in program.pieces]
-    return sum(terms, jnp.zeros((), z.dtype))
+    return jnp.asarray(sum(terms), z.dtype)
 
 
 @_lenient
 def _log_likelihood(program: _Program, z: Array, row: Mapping[str, Any]) -> Array:
     """Σ log p(observed site | z) of one row."""
     sites, _ = _run(program, z, row)
-    return sum((jnp.sum(_log_prob(s)) for s in sites.values() if _is_observed(s)), jnp.zeros((), z.dtype))
+    terms = [jnp.sum(_log_prob(site)) for site in sites.values() if _is_observed(site)]
+    return jnp.asarray(sum(terms), z.dtype)
 
 
 @_lenient
 def _constrain(program: _Program, names: tuple[str, ...], z: Array) -> dict[str, Array]:
     """The latents and the deterministic sites that are about z alone."""
     sites, _ = _run(program, z, program.row)
-    return {name: sites[name]["value"] for name in names}
+    values = {name: jnp.asarray(sites[name]["value"]) for name in names}
+    return {n: v.astype(z.dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v for n, v in values.items()}
 
 
 @_lenient
@@ -214,14 +233,12 @@ def _sample_prior(program: _Program, key: Array) -> Array:
     from numpyro import handlers
     from numpyro.distributions import biject_to
 
-    dtype = jnp.result_type(float)
-    inputs = _call_arguments(program.binding, program.row, dtype)
+    inputs = _call_arguments(program.binding, program.row)
     sites = handlers.trace(handlers.seed(program.binding.fn, key)).get_trace(**inputs)
     free = [biject_to(sites[name]["fn"].support).inv(sites[name]["value"]) for name in program.pieces]
-    edge = -math.log(jnp.finfo(dtype).eps)
-    return jnp.nan_to_num(
-        jnp.concatenate([jnp.ravel(f) for f in free]), nan=jnp.nan, posinf=edge, neginf=-edge
-    )
+    z = jnp.concatenate([jnp.ravel(f) for f in free])
+    edge = -math.log(jnp.finfo(z.dtype).eps)
+    return jnp.nan_to_num(z, nan=jnp.nan, posinf=edge, neginf=-edge)
 
 
 def _by_row(program: _Program, site, values: Array) -> Array:
@@ -267,48 +284,46 @@ def _mean(program: _Program, outcome: Outcome, z: Array, row) -> Array:
     """Expected outcome of one row: a scalar, or a vector if the outcome has several columns."""
     ((name, columns),) = outcome.items()
     sites, _ = _run(program, z, {**row, **{column: program.row[column] for column in columns}})
-    mean = _by_row(program, sites[name], sites[name]["fn"].mean)[0]
+    mean = _by_row(program, sites[name], sites[name]["fn"].mean)[0].astype(z.dtype)
     return mean[0] if len(columns) == 1 else mean
 
 
-def _outcome_fields(
-    program: _Program, observed: Sequence[str], rows: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
+def _outcome_fields(program: _Program, observed: Sequence[str], rows: Table, z: Array) -> dict[str, Any]:
     """`outcome`, `simulate` and `mean`, as far as every observed site is made of columns as they are."""
-    outcome = _match_columns(program, observed, rows)
+    outcome = _match_columns(program, observed, rows, z)
     if not outcome:
         return {}
 
     def ignores_outcome(function) -> bool:
         """Whether the result is finite somewhere and the same whatever the row held as outcome."""
-        of_filler = jax.jit(jax.vmap(lambda filler: function(program._replace(row=filler), outcome)))
+        of_filler = _quick_jit(jax.vmap(lambda filler: function(program._replace(row=filler), outcome)))
         results = [np.asarray(x, float) for x in jax.tree.leaves(of_filler(rows))]
         return all(np.isfinite(x).any() and _close(x, np.broadcast_to(x[:1], x.shape)) for x in results)
 
-    key, z = jax.random.key(2), _sample_prior(program, jax.random.key(3))
-    found = {}
-    if ignores_outcome(lambda filled, outcome: _simulate(filled, outcome, key, z, program.row)):
-        found["outcome"] = tuple(column for columns in outcome.values() for column in columns)
-        found["simulate"] = functools.partial(_simulate, program, outcome)
-    try:
+    def draws(filled, outcome):
+        keys = jax.random.split(jax.random.key(0), NUM_ROWS)  # one draw of a binary outcome tells little
+        return jax.vmap(lambda key: _simulate(filled, outcome, key, z, program.row))(keys)
+
+    if not ignores_outcome(draws):
+        return {}
+    found: dict[str, Any] = {"outcome": tuple(column for columns in outcome.values() for column in columns)}
+    found["simulate"] = functools.partial(_simulate, program, outcome)
+    with contextlib.suppress(NotImplementedError):  # a distribution without a mean
         if len(outcome) == 1 and ignores_outcome(
             lambda filled, outcome: _mean(filled, outcome, z, program.row)
         ):
             found["mean"] = functools.partial(_mean, program, outcome)
-    except NotImplementedError:
-        pass  # a distribution without a mean
     return found
 
 
-def _match_columns(program: _Program, observed: Sequence[str], rows: Mapping[str, np.ndarray]):
+def _match_columns(program: _Program, observed: Sequence[str], rows: Table, z: Array) -> Outcome:
     """The columns each observed site shows, by comparing values; {} unless every site has its own columns."""
 
     def shown(z, rows):
         sites, _ = _run(program, z, rows)
         return {name: _by_row(program, sites[name], jnp.asarray(sites[name]["value"])) for name in observed}
 
-    z = _sample_prior(program, jax.random.key(0))
-    values = jax.jit(_lenient(shown))(z, rows)
+    values = _quick_jit(_lenient(shown))(z, rows)
     columns = {
         name: np.asarray(rows[name], z.dtype if rows[name].dtype.kind == "f" else None) for name in rows
     }
@@ -330,10 +345,10 @@ def _close(a, b, unit: float = 0.0) -> bool:
     return a.shape == b.shape and np.allclose(a, b, rtol=1e-3, atol=1e-5 * scale, equal_nan=True)
 
 
-def _check_numbers(program: _Program, rows: Mapping[str, np.ndarray]) -> list[str]:
+def _check_numbers(program: _Program, rows: Table, zs: Sequence[Array]) -> list[str]:
     """Names of the deterministic sites that ignore the rows; refuses row-dependent priors, dependent rows."""
 
-    @jax.jit
+    @_quick_jit
     @_lenient
     def evaluate(z, rows):
         sites, log_dets = _run(program, z, rows)
@@ -345,8 +360,7 @@ def _check_numbers(program: _Program, rows: Mapping[str, np.ndarray]) -> list[st
         return {name: values[start:stop] for name, values in rows.items()}
 
     whole, fixed, finite, varying = {}, {}, set(), set()
-    for seed in range(3):
-        z = _sample_prior(program, jax.random.key(seed))
+    for z in zs:
         prior, whole, fixed = evaluate(z, part(0, 3))
         singles = [evaluate(z, part(i, i + 1)) for i in range(3)]
         for other in (evaluate(z, part(3, 6)), *singles):
@@ -390,7 +404,7 @@ def _refuse(name: str, why: str, remedy: str) -> NoReturn:
     raise ModelError(f"site {name!r} {why}; {remedy}")
 
 
-def _check_structure(binding: _Binding, rows: Mapping[str, np.ndarray]) -> tuple[_Program, dict[str, _Site]]:
+def _check_structure(binding: _Binding, rows: Table) -> tuple[_Program, dict[str, _Site]]:
     """The program and its sites; refuses what is not global latents and one plate over rows."""
     two, three = (_structure(binding, {name: v[:n] for name, v in rows.items()}) for n in (2, 3))
     row_plate = _find_row_plate(two, three)
@@ -425,7 +439,7 @@ def _find_row_plate(two: Mapping[str, _Site], three: Mapping[str, _Site]) -> str
     return growing[0]
 
 
-def _structure(binding: _Binding, rows: Mapping[str, np.ndarray]) -> dict[str, _Site]:
+def _structure(binding: _Binding, rows: Table) -> dict[str, _Site]:
     """The sites of `fn` on these rows, by abstract evaluation: no value is looked at."""
     from numpyro import handlers
 
@@ -434,7 +448,7 @@ def _structure(binding: _Binding, rows: Mapping[str, np.ndarray]) -> dict[str, _
     @_lenient
     def run(rows):
         fn = handlers.substitute(handlers.seed(binding.fn, 0), substitute_fn=_vet)
-        inputs = _call_arguments(binding, rows, jnp.result_type(float))
+        inputs = _call_arguments(binding, rows)
         found.update({name: _describe(site) for name, site in handlers.trace(fn).get_trace(**inputs).items()})
 
     try:

@@ -10,18 +10,19 @@ from discreet.accounting import calibrate
 from discreet.methods import elbo, mean_field
 from discreet.model import Model
 from discreet.plan import Plan, default_batch_limit
-from discreet.schema import Schema
+from discreet.schema import Categorical, Numeric, Schema
 
 TABLES, ROWS_PER_TABLE = 64, 64
 STEPS, SAMPLING_PROB, BATCH = 10_000, 0.1, 1000
-CLIPPED_SHARE, SCALE_SHARE = 0.05, 0.5
+CLIPPED_SHARE, SCALE_SHARE, WANDER = 0.01, 0.5, 2.0
 
 
 class Choice(NamedTuple):
-    """A plan, what is asked under it, the prior sd of each unconstrained parameter, and the reasons."""
+    """A plan, what is asked under it, the prior moments of each unconstrained parameter, and the reasons."""
 
     plan: Plan
     settings: elbo.Settings
+    prior_mean: np.ndarray
     prior_sd: np.ndarray
     reasons: tuple[str, ...]
 
@@ -39,24 +40,26 @@ def choose(
 ) -> Choice:
     """The default rule: κ = .1 or a batch of 1000, whichever is smaller; 10⁴ steps; everything else by simulation.
 
-    Rows are simulated from the prior with covariates uniform on what the schema declares. Per-coordinate Fisher
-    information F from them gives the starting sd 1/√(N·F + prior precision) and the preconditioner; the clip norm is
-    the 95 % quantile of preconditioned row gradients; the step is NA-DPVI's λ_heur with λ_c = √(d/2).
+    Rows are simulated from the prior, with covariates that vary from table to table within what the schema declares.
+    Per-coordinate Fisher information F from them gives the starting sd 1/√(N·F + prior precision) and the
+    preconditioner; the clip norm is the 99 % quantile of preconditioned row gradients; the step is NA-DPVI's λ_heur in
+    units of the prior: left alone, the noise of all steps would wander two prior sds.
     """
+    prior_mean, prior_sd = prior_moments(model)
     simulated = simulate_rows(model, schema)
-    information, prior_sd = _scales(simulated)
+    information = _information(simulated)
     sd = 1 / np.sqrt(num_rows * information + prior_sd**-2)
-    start = np.asarray(mean_field.pack(simulated.z.mean(0), sd), float)
+    with jax.enable_x64(True):
+        start = np.asarray(mean_field.pack(prior_mean, sd))
     precondition = _precondition(information, sd, draws)
     clip_norm = _clip_norm(model, simulated, sd, precondition, draws)
     rate = min(SAMPLING_PROB, BATCH / num_rows) if num_rows > 1 else 1.0
     limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, rate)
     plan = calibrate(Plan(num_rows, steps, rate, clip_norm, 1.0, limit), epsilon, delta)
-    factor = elbo.heuristic_rate(plan, 2 * model.dim, np.sqrt(model.dim))
-    whitened = precondition / precondition[: model.dim].mean()
-    learning_rate = factor * np.concatenate([whitened[: model.dim], np.ones(model.dim)])
+    wander = np.concatenate([WANDER * prior_sd, np.ones(model.dim)])
+    learning_rate = wander * elbo.heuristic_rate(plan, 2 * model.dim, np.sqrt(model.dim))
     settings = elbo.Settings(start, precondition, learning_rate, draws)
-    return Choice(plan, settings, prior_sd, _reasons(plan, model))
+    return Choice(plan, settings, prior_mean, prior_sd, _reasons(plan, model))
 
 
 def simulate_rows(model: Model, schema: Schema, seed: int = 0) -> PriorRows:
@@ -66,8 +69,8 @@ def simulate_rows(model: Model, schema: Schema, seed: int = 0) -> PriorRows:
             "the default plan simulates rows from the prior, and this model cannot simulate its outcome: "
             "give plan= and settings= yourself"
         )
-    covariates = schema.sample(np.random.default_rng(seed), TABLES * ROWS_PER_TABLE)
-    shaped = {name: column.reshape(TABLES, ROWS_PER_TABLE) for name, column in covariates.items()}
+    rng = np.random.default_rng(seed)
+    shaped = {column.name: varied_column(rng, column) for column in schema.columns}
     keys = jax.random.split(jax.random.key(seed), TABLES)
 
     def table(key, rows):
@@ -82,13 +85,38 @@ def simulate_rows(model: Model, schema: Schema, seed: int = 0) -> PriorRows:
     return PriorRows(np.asarray(z), {name: np.asarray(v) for name, v in rows.items()}, np.asarray(gradients))
 
 
-def _scales(simulated: PriorRows) -> tuple[np.ndarray, np.ndarray]:
-    gradients = np.nan_to_num(simulated.gradients, posinf=0, neginf=0)
-    information = np.median((gradients**2).mean(1), axis=0)
-    average = np.mean(gradients**2, axis=(0, 1))
-    floor = 1e-6 * max(information.max(), average.max(), 1e-12)
-    spread = simulated.z.std(0)
-    return np.maximum(np.where(information > 0, information, average), floor), np.maximum(spread, 1e-6)
+def varied_column(rng: np.random.Generator, column: Numeric | Categorical) -> np.ndarray:
+    """Values of one column in each of `TABLES` tables, each table with its own made-up distribution.
+
+    Real columns seldom fill their bounds evenly; a plan made for uniform ones would clip them.
+    """
+    if isinstance(column, Categorical):
+        shares = rng.dirichlet(np.ones(len(column.levels)), TABLES)
+        return np.stack([rng.choice(len(column.levels), ROWS_PER_TABLE, p=share) for share in shares]).astype(np.int32)
+    mean, size = rng.uniform(0.05, 0.95, (TABLES, 1)), rng.uniform(1, 8, (TABLES, 1))
+    share = rng.beta(mean * size, (1 - mean) * size, (TABLES, ROWS_PER_TABLE))
+    values = column.low + (column.high - column.low) * share
+    return np.round(values) if column.integer else values
+
+
+def prior_moments(model: Model, draws: int = 4096) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and spread of the prior of z: median and quartile range, so that heavy tails do not count for more."""
+    with jax.enable_x64(True):
+        z = np.asarray(jax.jit(jax.vmap(model.sample_prior))(jax.random.split(jax.random.key(2), draws)))
+    if not np.isfinite(z).all():
+        raise ValueError("the prior has draws that are not finite: give it a proper, bounded scale")
+    low, centre, high = np.quantile(z, [0.25, 0.5, 0.75], axis=0)
+    if (high <= low).any():
+        raise ValueError(f"parameters {np.flatnonzero(high <= low).tolist()} have a constant prior: leave them out")
+    return centre, (high - low) / 1.349
+
+
+def _information(simulated: PriorRows) -> np.ndarray:
+    """Fisher information of a row, per coordinate: the median over prior draws, so that extremes do not rule."""
+    squares = np.nan_to_num(simulated.gradients, posinf=0, neginf=0) ** 2
+    typical, average = np.median(squares.mean(1), axis=0), squares.mean((0, 1))
+    floor = 1e-6 * max(average.max(), 1e-12)
+    return np.maximum(np.where(typical > 0, typical, average), floor)
 
 
 def _precondition(information: np.ndarray, sd: np.ndarray, draws: int) -> np.ndarray:
@@ -101,7 +129,7 @@ def _precondition(information: np.ndarray, sd: np.ndarray, draws: int) -> np.nda
 
 
 def _clip_norm(model: Model, simulated: PriorRows, sd: np.ndarray, precondition: np.ndarray, draws: int) -> float:
-    """The 95 % quantile of ‖β∘gradient‖ over simulated rows, each at its own truth with the starting sd."""
+    """The 99 % quantile of ‖β∘gradient‖ over simulated rows, each at its own truth with the starting sd."""
 
     def norm(key, z, row):
         eta = mean_field.antithetic(key, draws, model.dim)
@@ -125,7 +153,7 @@ def _clip_norm(model: Model, simulated: PriorRows, sd: np.ndarray, precondition:
 def _reasons(plan: Plan, model: Model) -> tuple[str, ...]:
     return (
         f"sampling_prob {plan.sampling_prob:.4g}: a tenth of the rows, at most {BATCH} a step",
-        f"clip_norm {plan.clip_norm:.4g}: 95 % of row gradients simulated from the prior are shorter",
+        f"clip_norm {plan.clip_norm:.4g}: 99 % of row gradients simulated from the prior are shorter",
         f"noise_multiplier {plan.noise_multiplier:.4g}: the least that meets the budget over {plan.steps} steps",
-        f"learning rate: λ_heur with λ_c = √{model.dim}",
+        f"learning rate: λ_heur with λ_c = √{model.dim}, in units of {WANDER:g} prior sds",
     )

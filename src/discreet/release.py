@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from discreet.atomic import new_folder
 from discreet.plan import Plan
 from discreet.query import Point
 
@@ -73,10 +71,7 @@ class Release:
 
     def save(self, folder: str | Path) -> Path:
         """Write `release.json` and `arrays.npz` into a new or replaced `folder`, all or nothing."""
-        folder = Path(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
+        with new_folder(folder) as scratch:
             np.savez(scratch / "arrays.npz", **self._arrays())  # pyright: ignore[reportArgumentType]
             facts = {
                 "format": FORMAT,
@@ -86,11 +81,7 @@ class Release:
                 "sha256": _digest(scratch / "arrays.npz"),
             }
             (scratch / "release.json").write_text(json.dumps(facts, indent=2) + "\n")
-            scratch.chmod(0o755)
-            _replace_folder(scratch, folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        return folder
+        return Path(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Release":
@@ -128,13 +119,3 @@ def _read_facts(folder: Path) -> dict:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _replace_folder(source: Path, target: Path) -> None:
-    if target.exists():
-        retired = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-        os.replace(target, retired / target.name)
-        os.replace(source, target)
-        shutil.rmtree(retired)
-    else:
-        os.replace(source, target)

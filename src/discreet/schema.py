@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from discreet.atomic import new_file
 from discreet.table import EXACT, SchemaError, guess, read, to_codes, to_numbers
 
 MOST_CELLS = 4096
@@ -240,15 +241,14 @@ class Schema:
             raise SchemaError(f"a schema holds tables [columns.NAME] and nothing else, not {sorted(values)}")
         return Schema(tuple(_column(name, declared) for name, declared in values["columns"].items()))
 
+    def to_toml(self) -> str:
+        """The text of the schema file."""
+        return "\n".join(_toml(column) for column in self.columns)
+
     def save(self, path: str | os.PathLike) -> None:
         """Write the schema as TOML: all of it or nothing."""
-        path = Path(path)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes("\n".join(_toml(column) for column in self.columns).encode())
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        with new_file(path) as scratch:
+            scratch.write_bytes(self.to_toml().encode())
 
     @staticmethod
     def load(path: str | os.PathLike) -> "Schema":

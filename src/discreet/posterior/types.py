@@ -1,8 +1,7 @@
 """Posterior: named draws with the guarantee they were bought under."""
 
 import json
-import os
-import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 
 from discreet.accounting import Guarantee
+from discreet.atomic import new_file
 from discreet.methods import mean_field
 from discreet.model import Model
 from discreet.release import Release
@@ -79,8 +79,7 @@ class Posterior:
 
     def to_arviz(self) -> "arviz.InferenceData":
         """The draws as ArviZ InferenceData; guarantee and info are attributes of its posterior group."""
-        import arviz
-
+        arviz = _arviz()
         dims = {name: [f"{name}_term"] for name in self.labels}
         coords = {f"{name}_term": list(labels) for name, labels in self.labels.items()}
         attrs = {"guarantee": json.dumps(self.guarantee.to_dict()), "info": json.dumps(dict(self.info))}
@@ -91,23 +90,14 @@ class Posterior:
 
     def save(self, path: str | Path) -> Path:
         """Write the draws, guarantee and info as one NetCDF file, all or nothing."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        os.close(handle)
-        try:
-            self.to_arviz().to_netcdf(scratch, engine="h5netcdf")
-            os.chmod(scratch, 0o644)
-            os.replace(scratch, path)
-        finally:
-            Path(scratch).unlink(missing_ok=True)
-        return path
+        with new_file(path) as scratch:
+            self.to_arviz().to_netcdf(str(scratch), engine="h5netcdf")
+        return Path(path)
 
     @classmethod
     def load(cls, path: str | Path, model: Model | None = None, schema: Schema | None = None) -> "Posterior":
         """Read what `save` wrote. `model` and `schema` are needed only for `predict`."""
-        import arviz
-
+        arviz = _arviz()
         if not Path(path).is_file():
             raise ValueError(f"{path} does not exist")
         try:
@@ -126,11 +116,16 @@ class Posterior:
         return name + (f"[{','.join(map(str, place))}]" if place else "")
 
 
-def from_optimum(
-    rng: np.random.Generator, phi: np.ndarray, model: Model, guarantee: Guarantee, **parts: Any
-) -> Posterior:
-    """The posterior ∫ q(z; φ*) p(φ*) dφ*: one z for each draw of φ* (rows of `phi`)."""
-    z = through_q(rng, phi)
+def _arviz() -> Any:
+    """ArviZ, which announces its own future at every first import."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+    return arviz
+
+
+def from_draws(z: np.ndarray, model: Model, guarantee: Guarantee, **parts: Any) -> Posterior:
+    """The posterior of the model's named parameters from draws of z, shape (draws, dim)."""
     with jax.enable_x64(True):
         named = jax.jit(jax.vmap(model.constrain))(z)
     draws = {name: np.asarray(values)[None] for name, values in named.items()}

@@ -1,0 +1,121 @@
+"""The noise-aware posterior with a dense curvature: honest where parameters are correlated.
+
+The location block of the trace follows y_t = B(x_t − φ*) + noise with B = κA symmetric. A Gaussian linear model: given
+the noise variance, the entries of B have a joint Gaussian posterior; given B, φ* is Gaussian; given both, z is Gaussian
+around φ* with precision A, so no mean-field width enters. Two public facts keep weak directions in place: A is at
+least the prior's precision, and φ* is distributed like the prior before anything is seen.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from discreet.posterior.trace import FEWEST_STEPS, TraceError
+from discreet.release import Release
+
+MOST_PARAMETERS = 100
+_DRAWS_AT_ONCE = 2**24
+
+
+class Draws(NamedTuple):
+    """Joint draws, shape (draws, dim): the optimum φ* that the rows have, and parameters z around it."""
+
+    optimum: np.ndarray
+    z: np.ndarray
+
+
+class Curvature(NamedTuple):
+    """Gaussian posterior of the upper triangle of B: its mean, and the Cholesky factor of its precision."""
+
+    mean: np.ndarray
+    factor: np.ndarray
+
+
+def noise_aware(
+    rng: np.random.Generator,
+    release: Release,
+    draws: int = 4000,
+    *,
+    prior_mean: np.ndarray,
+    prior_sd: np.ndarray,
+    burn_in: float = 0.2,
+) -> Draws:
+    """Draws of φ* and of z from a release that kept its trace."""
+    x, y, known = location_trace(release, len(prior_mean), burn_in)
+    curvature, variance = fit_curvature(x / prior_sd, y * prior_sd, known * prior_sd**2)
+    rate, dim = release.plan.sampling_prob, len(prior_mean)
+    mean_x, mean_y = (x.mean(0) - prior_mean) / prior_sd, y.mean(0) * prior_sd
+    optima, spreads = [], []
+    for count in _portions(draws, dim):
+        b, inverse_root = _draw_curvature(rng, curvature, rate, count, dim)
+        optima.append(_draw_optimum(rng, b, mean_x, mean_y, variance / len(x)))
+        spreads.append(np.einsum("nij,nj->ni", inverse_root, np.sqrt(rate) * rng.standard_normal((count, dim))))
+    optimum = prior_mean + prior_sd * np.concatenate(optima)
+    return Draws(optimum, optimum + prior_sd * np.concatenate(spreads))
+
+
+def location_trace(release: Release, dim: int, burn_in: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The retained x_t and y_t of the first `dim` coordinates, and the noise variance of y that the plan added."""
+    if release.trace is None:
+        raise TraceError("a dense curvature needs the whole trace: run with keep_trace=True")
+    first = round(burn_in * len(release.trace.x))
+    x, y, scale = (np.asarray(part)[first:, :dim] for part in release.trace)
+    if len(x) < max(FEWEST_STEPS, dim * (dim + 1) // 2):
+        raise TraceError(f"{len(x)} retained steps are too few for a dense curvature of {dim} parameters")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise TraceError("the trace is not finite: the steps diverged; lower the learning rate")
+    if np.ptp(scale, axis=0).any():
+        raise TraceError("the noise scale changes along the trace: a dense curvature needs a constant one")
+    if (np.ptp(x, axis=0) == 0).any():
+        raise TraceError("some coordinates never moved: their curvature cannot be seen in the trace")
+    return x, y, (release.plan.noise_std * scale[0]) ** 2
+
+
+def fit_curvature(x: np.ndarray, y: np.ndarray, known: np.ndarray) -> tuple[Curvature, np.ndarray]:
+    """Regression of y on x with a symmetric slope matrix; residual variance above the known noise is kept as noise."""
+    dx, dy = x - x.mean(0), y - y.mean(0)
+    xx, yx = dx.T @ dx, dy.T @ dx
+    free = np.linalg.solve(xx, yx.T).T
+    residual = ((dy - dx @ free.T) ** 2).sum(0) / (len(x) - x.shape[1] - 1)
+    variance = np.maximum(known, residual)
+    place = _triangle_places(x.shape[1])
+    size = place.max() + 1
+    precision, shift = np.zeros((size, size)), np.zeros(size)
+    for row, spots in enumerate(place):
+        precision[np.ix_(spots, spots)] += xx / variance[row]
+        shift[spots] += yx[row] / variance[row]
+    factor = linalg.cholesky(precision, lower=True)
+    return Curvature(linalg.cho_solve((factor, True), shift), factor), variance
+
+
+def _draw_curvature(rng, curvature: Curvature, rate: float, count: int, dim: int):
+    """Draws of B with eigenvalues at least κ (the prior's share, in prior units), and of B^{-1/2}."""
+    noise = linalg.solve_triangular(curvature.factor, rng.standard_normal((len(curvature.mean), count)), trans=1, lower=True)
+    entries = curvature.mean + noise.T
+    values, vectors = np.linalg.eigh(entries[:, _triangle_places(dim)])
+    values = np.maximum(values, rate)[:, None, :]
+    return (vectors * values) @ np.swapaxes(vectors, 1, 2), vectors / np.sqrt(values)
+
+
+def _draw_optimum(rng, b: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """φ* given B in prior units: prior N(0, I), and mean_y = B(mean_x − φ*) + noise of this variance."""
+    weighted = b / variance[:, None]
+    precision = np.eye(len(mean_x)) + b @ weighted
+    mean = np.linalg.solve(precision, (b @ (weighted @ mean_x - mean_y / variance)[..., None]))[..., 0]
+    factor = np.linalg.cholesky(precision)
+    noise = np.linalg.solve(np.swapaxes(factor, 1, 2), rng.standard_normal((*mean.shape, 1)))[..., 0]
+    return mean + noise
+
+
+def _triangle_places(dim: int) -> np.ndarray:
+    """For each entry of a symmetric matrix, its place in the list of the upper triangle."""
+    place = np.zeros((dim, dim), int)
+    upper = np.triu_indices(dim)
+    place[upper] = np.arange(len(upper[0]))
+    return np.maximum(place, place.T)
+
+
+def _portions(draws: int, dim: int) -> list[int]:
+    most = max(1, _DRAWS_AT_ONCE // dim**2)
+    return [min(most, draws - start) for start in range(0, draws, most)]
