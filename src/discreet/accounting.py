@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from platformdirs import user_cache_dir
 
@@ -19,7 +19,6 @@ from discreet.plan import Plan, phases
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 Noise = Literal["secure", "simulated", "unstated"]
-Kept = TypeVar("Kept", "Guarantee", Plan)
 Phases = Plan | Sequence[Plan]
 
 _INTERVALS = (1e-4, 3e-5, 1e-5)  # below 1e-5 floating point costs more than the finer grid gains
@@ -56,8 +55,8 @@ class Guarantee:
     def __post_init__(self):
         _require(self.epsilon >= 0, "epsilon", self.epsilon, "be ≥ 0, or inf for no guarantee")
         _require(0 < self.delta < 1, "delta", self.delta, "lie in (0, 1)")
-        for name, risk in (("advantage", self.advantage), ("tpr_at_fpr_01", self.tpr_at_fpr_01)):
-            _require(0 <= risk <= 1, name, risk, "lie in [0, 1]")
+        for name in ("advantage", "tpr_at_fpr_01"):
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "lie in [0, 1]")
         _require(self.noise in get_args(Noise), "noise", self.noise, f"be one of {get_args(Noise)}")
 
     @property
@@ -159,8 +158,8 @@ def rdp_epsilon(plan: Phases, delta: float) -> float:
 
     for limit in (phase.batch_limit for phase in _priced(plan)):
         _require(limit is None, "batch_limit", limit, "be None or num_rows: RDP cannot price truncation")
-    accountant = RdpAccountant(_ORDERS, NeighboringRelation.REPLACE_SPECIAL)
-    return float(accountant.compose(event(plan)).get_epsilon(delta))
+    accountant = RdpAccountant(_ORDERS, NeighboringRelation.REPLACE_SPECIAL).compose(event(plan))
+    return float(accountant.get_epsilon(delta))
 
 
 def _priced(plan: Phases) -> tuple[Plan, ...]:
@@ -180,10 +179,9 @@ def _description(phase: Plan) -> str:
 def _intervals(priced: Sequence[Plan]) -> tuple[float, ...]:
     """The discretisation intervals worth evaluating, coarse to fine.
 
-    With sd = κ √expm1(1/σ²), the spread of one step's privacy loss, they are clip(sd/10, 1e-5, 1e-4) and the
-    finer ones of {1e-4, 3e-5, 1e-5} down to sd/40: a coarser one is looser, and a finer one gains at most
-    5e-4 of ε for three times the work. A spread above .01 needs no more than sd/100 (1e-5 of ε), no grid may
-    take minutes, and noise multipliers near 0 have none.
+    With sd = κ √expm1(1/σ²), one step's spread, they are clip(sd/10, 1e-5, 1e-4) and finer ones of 3e-5 and
+    1e-5 down to sd/40; finer still gains at most 5e-4 of ε. From sd = .01 on sd/100 is enough (1e-5 of ε).
+    No grid is so large that it takes minutes; noise near 0 has no interval at all.
     """
     parts = [_loss(phase) for phase in priced if phase.noise_multiplier > 0]
     total = sum(count * variance for count, variance, _ in parts)
@@ -225,8 +223,7 @@ def _evaluate(priced: Sequence[Plan], delta: float) -> Guarantee:
         return min([1.0, *(rounding + float(loss.get_delta(at)) for loss in losses[:1])])
 
     software, spent = f"dp-accounting {version('dp-accounting')}", " + ".join(map(_description, priced))
-    risk = excess(0.0), _true_positives(excess, 0.01)
-    return Guarantee(epsilon, delta, accountant, software, spent, *risk)
+    return Guarantee(epsilon, delta, accountant, software, spent, excess(0.0), _true_positives(excess, 0.01))
 
 
 def _true_positives(excess: Callable[[float], float], rate: float) -> float:
@@ -260,14 +257,14 @@ def _least_noise(plan: Plan, epsilon: float, delta: float) -> dict:
 
 
 def _smallest(bound: Callable[[float], float], target: float, x: float) -> float:
-    """The smallest x ≥ 0.45 with bound(x) ≤ target, to 1e-4 in the bound or 2e-5 in x; x was evaluated."""
+    """The smallest x ≥ 0.45 with bound(x) ≤ target, to 2e-4 in the bound or 2e-5 in x; x was evaluated."""
     low, high = None, None
     for attempt in range(1, 100):
         x = max(_LEAST_NOISE, _up(x, 6))
         value = bound(x)
-        if target * (1 - 1e-4) <= value <= target or (value <= target and x == _LEAST_NOISE):
+        if target * (1 - 2e-4) <= value <= target or (value <= target and x == _LEAST_NOISE):
             return x
-        gap = min(max(math.log(max(value, 1e-300) / target) + 5e-5, -1.4), 1.4)
+        gap = min(max(math.log(max(value, 1e-300) / target) + 1e-4, -1.4), 1.4)
         low, high = ((x, gap), high) if value > target else (low, (x, gap))
         x *= math.exp(gap)
         if low and high:
@@ -278,16 +275,15 @@ def _smallest(bound: Callable[[float], float], target: float, x: float) -> float
     raise ValueError(f"epsilon={target} needs noise_multiplier > {x:.3g}; raise epsilon or delta")
 
 
-def _remembered(key: tuple, decode: Callable[[dict], Kept], compute: Callable[[], Kept]) -> Kept:
+def _remembered(key: tuple, decode: Callable[[dict], Any], compute: Callable[[], Any]) -> Any:
     """What was computed under this key, from disk if it is there; an entry that does not decode is not."""
-    name = hashlib.sha256(repr(("format 1", version("dp-accounting"), *key)).encode()).hexdigest()[:32]
-    directory = Path(os.environ.get("DISCREET_CACHE") or user_cache_dir("discreet"))
-    path = directory / f"{name}.json"
+    name = hashlib.sha256(repr(("format 1", version("dp-accounting"), *key)).encode()).hexdigest()
+    path = Path(os.environ.get("DISCREET_CACHE") or user_cache_dir("discreet")) / f"{name}.json"
     with suppress(OSError, ValueError, TypeError, LookupError):
         return decode(json.loads(path.read_text()))
     value = compute()
     with suppress(OSError, TypeError):
-        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.urandom(8).hex()}")
         temporary.write_text(json.dumps(value.to_dict()))
         os.replace(temporary, path)

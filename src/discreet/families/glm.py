@@ -3,6 +3,9 @@
 Numeric covariates are scaled to [−1, 1] by their declared bounds, categorical ones are coded against their first
 level: public facts only. Priors are weakly informative on that scale. Parameters are reported in the columns' own
 units; the intercept is the linear predictor at mid-bounds and first levels.
+
+The Gaussian family works with τ = 1/σ and α = coefficients·τ, where the log-likelihood log τ − ½(τy − α·x)² is concave
+and a row's gradient does not grow as σ shrinks, so one clip norm serves every σ.
 """
 
 from collections.abc import Sequence
@@ -18,18 +21,18 @@ from discreet.schema import Categorical, Numeric, Schema
 
 
 class Priors(NamedTuple):
-    """Normal priors on the scaled problem: slopes, intercept, and the log of the Gaussian family's residual sd.
+    """Normal priors on the scaled problem: sds of slopes and intercept, and moments of softplus⁻¹(1/σ).
 
-    A Gaussian outcome is scaled to [−1, 1] too. A Poisson intercept is centred halfway up to the declared bound on
-    the log scale.
+    A Gaussian outcome is scaled to [−1, 1] too, and its slopes are in residual sds. A Poisson intercept is centred a
+    third of the way up to the declared bound on the log scale.
     """
 
     slope_sd: float
     intercept_sd: float
-    log_sigma: tuple[float, float] = (-1.2, 0.7)
+    inverse_sigma: tuple[float, float] = (6.0, 2.0)
 
 
-PRIORS = {"gaussian": Priors(1.0, 1.0), "logistic": Priors(2.0, 2.0), "poisson": Priors(0.5, 1.0)}
+PRIORS = {"gaussian": Priors(1.5, 2.0), "logistic": Priors(2.0, 2.0), "poisson": Priors(0.5, 1.0)}
 
 
 def glm(family: str, outcome: str, covariates: Sequence[str], schema: Schema, priors: Priors | None = None) -> Model:
@@ -58,8 +61,10 @@ def glm(family: str, outcome: str, covariates: Sequence[str], schema: Schema, pr
     def constrain(z):
         shift = np.zeros(len(labels))
         shift[0] = centre
-        named = {"coefficients": z[: len(labels)] * units + shift}
-        return named | ({"sigma": jnp.exp(z[-1]) * scale} if family == "gaussian" else {})
+        if family != "gaussian":
+            return {"coefficients": z * units}
+        sigma = 1 / jax.nn.softplus(z[-1])
+        return {"coefficients": z[:-1] * sigma * units + shift, "sigma": sigma * scale}
 
     def simulate(key, z, row):
         value = _SIMULATORS[family](key, z, linear_predictor(z, row)) * scale + centre
@@ -74,14 +79,15 @@ def glm(family: str, outcome: str, covariates: Sequence[str], schema: Schema, pr
         columns=(*covariates, outcome),
         outcome=(outcome,),
         simulate=simulate,
-        mean=lambda z, row: _INVERSE_LINKS[family](linear_predictor(z, row)) * scale + centre,
+        mean=lambda z, row: _MEANS[family](z, linear_predictor(z, row)) * scale + centre,
         labels={"coefficients": labels},
         description={"family": family, "outcome": outcome, "covariates": list(covariates)},
     )
 
 
 def _gaussian(z, predictor, y):
-    return -z[-1] - 0.5 * ((y - predictor) * jnp.exp(-z[-1])) ** 2
+    tau = jax.nn.softplus(z[-1])
+    return jnp.log(tau) - 0.5 * (tau * y - predictor) ** 2
 
 
 def _logistic(z, predictor, y):
@@ -95,9 +101,13 @@ def _poisson(z, predictor, y):
 
 
 _LOG_LIKELIHOODS = {"gaussian": _gaussian, "logistic": _logistic, "poisson": _poisson}
-_INVERSE_LINKS = {"gaussian": lambda u: u, "logistic": jax.nn.sigmoid, "poisson": jnp.exp}
+_MEANS = {
+    "gaussian": lambda z, u: u / jax.nn.softplus(z[-1]),
+    "logistic": lambda z, u: jax.nn.sigmoid(u),
+    "poisson": lambda z, u: jnp.exp(u),
+}
 _SIMULATORS = {
-    "gaussian": lambda key, z, u: u + jnp.exp(z[-1]) * jax.random.normal(key),
+    "gaussian": lambda key, z, u: (u + jax.random.normal(key)) / jax.nn.softplus(z[-1]),
     "logistic": lambda key, z, u: jax.random.bernoulli(key, jax.nn.sigmoid(u)).astype(u.dtype),
     "poisson": lambda key, z, u: jax.random.poisson(key, jnp.exp(jnp.minimum(u, 20.0))).astype(u.dtype),
 }
@@ -132,9 +142,9 @@ def _prior_moments(family: str, priors: Priors, outcome, terms: int) -> tuple[np
     mean, sd = np.zeros(terms), np.full(terms, priors.slope_sd)
     sd[0] = priors.intercept_sd
     if family == "poisson":
-        mean[0] = np.log(outcome.high) / 2
+        mean[0] = np.log(outcome.high) / 3
     if family == "gaussian":
-        mean, sd = np.append(mean, priors.log_sigma[0]), np.append(sd, priors.log_sigma[1])
+        mean, sd = np.append(mean, priors.inverse_sigma[0]), np.append(sd, priors.inverse_sigma[1])
     return mean, sd
 
 
