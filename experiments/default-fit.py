@@ -13,7 +13,7 @@ from harness import finish, progress
 from discreet import datasets, planner
 from discreet.evaluate.reference import non_private
 from discreet.families.glm import glm
-from discreet.fit import encode, fit, naive_posterior, simulated
+from discreet.fitting import encode, fit, naive_posterior, simulated
 from discreet.posterior import dense
 
 EPSILON, DELTA, FITS = 1.0, 1e-5, 10

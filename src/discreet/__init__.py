@@ -1,1 +1,78 @@
-"""discreet."""
+"""discreet: Bayesian inference that keeps secrets and admits its noise.
+
+    Schema ─┐
+    Model  ─┼─► Query ─┐
+    Plan  ──┴──────────┼─► mechanism.run(noise, plan, query, rows) ─► Release ─► posterior.* ─► Posterior
+    Rows (secret) ─────┘          the only code that sees rows        ▲
+                                                              privacy boundary
+
+Names are loaded when they are first used, so `import discreet` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from discreet.accounting import Guarantee, calibrate, guarantee
+    from discreet.families.glm import glm
+    from discreet.fitting import Rows, encode, fit, naive_posterior, simulated
+    from discreet.model import Model, from_numpyro
+    from discreet.plan import Plan
+    from discreet.planner import choose
+    from discreet.posterior.types import Posterior
+    from discreet.release import Release
+    from discreet.schema import Categorical, Numeric, Schema
+
+_HOMES = {
+    "Categorical": "schema",
+    "Guarantee": "accounting",
+    "Model": "model",
+    "Numeric": "schema",
+    "Plan": "plan",
+    "Posterior": "posterior.types",
+    "Release": "release",
+    "Rows": "fitting",
+    "Schema": "schema",
+    "calibrate": "accounting",
+    "choose": "planner",
+    "encode": "fitting",
+    "fit": "fitting",
+    "from_numpyro": "model",
+    "glm": "families.glm",
+    "guarantee": "accounting",
+    "naive_posterior": "fitting",
+    "simulated": "fitting",
+}
+
+__all__ = [
+    "Categorical",
+    "Guarantee",
+    "Model",
+    "Numeric",
+    "Plan",
+    "Posterior",
+    "Release",
+    "Rows",
+    "Schema",
+    "calibrate",
+    "choose",
+    "encode",
+    "fit",
+    "from_numpyro",
+    "glm",
+    "guarantee",
+    "naive_posterior",
+    "simulated",
+]
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'discreet' has no attribute {name!r}")
+    value = getattr(import_module(f"discreet.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

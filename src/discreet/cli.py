@@ -93,8 +93,8 @@ def fit(
 ):
     """Fit a regression with differential privacy and write the posterior, the release and a report to OUT."""
     from discreet.families.glm import glm
-    from discreet.fit import encode, simulated
-    from discreet.fit import fit as run_fit
+    from discreet.fitting import encode, simulated
+    from discreet.fitting import fit as run_fit
     from discreet.report.folder import save_run
     from discreet.report.page import page
     from discreet.schema import Schema

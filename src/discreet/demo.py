@@ -10,7 +10,7 @@ from discreet import datasets
 from discreet.accounting import Guarantee
 from discreet.evaluate.reference import non_private
 from discreet.families.glm import glm
-from discreet.fit import encode, fit, naive_posterior
+from discreet.fitting import encode, fit, naive_posterior
 from discreet.posterior.types import Posterior, from_draws
 from discreet.report.folder import save_run
 from discreet.report.page import page
