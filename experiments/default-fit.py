@@ -2,7 +2,8 @@
 
 Each table is fitted 10 times with fresh (simulated) noise and compared with its non-private Laplace posterior.
 Criteria (written before the run): of the 90 % intervals for the optimum, which know only privacy's noise, at least 80 %
-contain the non-private estimate; of the full 90 % intervals, which add the uncertainty of a finite table, at least 90 %.
+contain the non-private estimate; of the full 90 % intervals, which add the uncertainty of a finite table, at least
+90 %.
 """
 
 import time
@@ -33,9 +34,15 @@ def study(name, family, outcome):
     rng, optimum, full, naive, width = np.random.default_rng(0), [], [], [], []
     for seed in range(FITS):
         posterior = fit(
-            model, rows, epsilon=EPSILON, delta=DELTA, choice=choice, noise=simulated(seed), progress=progress(f"{name} {seed}")
+            model,
+            rows,
+            epsilon=EPSILON,
+            delta=DELTA,
+            choice=choice,
+            noise=simulated(seed),
+            progress=progress(f"{name} {seed}"),
         )
-        draws = dense.noise_aware(rng, posterior.release, prior_mean=choice.prior_mean, prior_sd=choice.prior_sd)
+        draws = dense.noise_aware(rng, posterior.release, choice.prior)
         optimum.append(held(draws.optimum, reference.mean))
         full.append(held(posterior.z[0], reference.mean))
         naive.append(held(naive_posterior(posterior).z[0], reference.mean))

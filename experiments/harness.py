@@ -19,7 +19,9 @@ def progress(label):
     """A wrapper for `run(progress=…)`: a bar on a terminal, nothing in a pipe."""
     from rich.progress import track
 
-    return lambda blocks: track(blocks, description=label, disable=not sys.stderr.isatty(), console=Console(stderr=True))
+    return lambda blocks: track(
+        blocks, description=label, disable=not sys.stderr.isatty(), console=Console(stderr=True)
+    )
 
 
 def finish(name, records, seeds, *, columns, notes=(), target=True):

@@ -23,7 +23,9 @@ PAPER = {"noise-aware, exact": 0.016, "last iterate": 0.273}
 began = time.time()
 rng = np.random.default_rng(SEED)
 model, schema = beta_bernoulli(10.0, 10.0), Schema((Categorical("x", ("no", "yes")),))
-plan = calibrate(Plan(num_rows=5000, steps=10_000, sampling_prob=0.1, clip_norm=2.0, noise_multiplier=1.0), EPSILON, DELTA)
+plan = calibrate(
+    Plan(num_rows=5000, steps=10_000, sampling_prob=0.1, clip_norm=2.0, noise_multiplier=1.0), EPSILON, DELTA
+)
 rate = elbo.heuristic_rate(plan, 2)
 settings = elbo.Settings(np.array([0.0, -4.0]), np.array([1.0, 120.0]), np.full(2, rate), draws=10)
 result = study.simulate_fits(SEED, model, schema, plan, elbo.query(model, plan, settings), DATA_SETS, progress("fits"))
@@ -48,8 +50,15 @@ band = tarp.null_band(DATA_SETS)
 ones = result.tables["x"].sum(-1)
 reference = exact_beta(rng, 10, 10, ones, plan.num_rows, DRAWS)[..., None]
 records = [
-    judge("noise-aware, exact", through_q(rng, exact.noise_aware(rng, result.release, DRAWS)), high=min(band[1], 0.030)),
-    judge("noise-aware, paper's curvature prior", through_q(rng, exact.noise_aware(rng, result.release, DRAWS, paper_prior=True))),
+    judge(
+        "noise-aware, exact",
+        through_q(rng, exact.noise_aware(rng, result.release, DRAWS)),
+        high=min(band[1], 0.030),
+    ),
+    judge(
+        "noise-aware, paper's curvature prior",
+        through_q(rng, exact.noise_aware(rng, result.release, DRAWS, paper_prior=True)),
+    ),
     judge("last iterate", through_q(rng, naive.last_iterate(result.release, DRAWS)), low=0.2),
     judge("non-private, exact", reference),
 ]

@@ -33,9 +33,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize(("num_rows", "rate", "steps", "delta", "epsilon", "expected"), TABLE)
-def test_calibrate_agrees_with_the_published_table(
-    num_rows, rate, steps, delta, epsilon, expected, truncated
-):
+def test_calibrate_agrees_with_the_published_table(num_rows, rate, steps, delta, epsilon, expected, truncated):
     limit = default_batch_limit(num_rows, rate) if truncated else None
     plan = calibrate(Plan(num_rows, steps, rate, 1.0, 0.0, limit), epsilon, delta)
     assert plan.noise_multiplier == pytest.approx(expected, rel=1e-3)

@@ -30,7 +30,8 @@ SCHEMA = Schema(
     )
 )
 FEATURES = {"X": ("a", "b")}
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # most of a test is compiling
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+jit = partial(jax.jit, compiler_options=QUICK)  # most of a test is compiling
 
 
 class Case(NamedTuple):

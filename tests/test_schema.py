@@ -89,9 +89,7 @@ def numerics(draw, name):
 
 @st.composite
 def categoricals(draw, name):
-    lists = [
-        st.lists(sort, min_size=2, max_size=4, unique=True) for sort in (st.text(), small, st.booleans())
-    ]
+    lists = [st.lists(sort, min_size=2, max_size=4, unique=True) for sort in (st.text(), small, st.booleans())]
     levels = draw(st.one_of(lists))
     choice = st.sampled_from([None, *levels])
     return Categorical(name, tuple(levels), draw(choice), draw(choice), draw(st.booleans()))
@@ -382,9 +380,7 @@ def test_toml_round_trip(schema, tmp_path_factory):
     assert Schema.from_dict(schema.to_dict()) == schema
 
 
-@pytest.mark.parametrize(
-    "name", ["a.b", "a b", 'say "hi"', "a'b", "back\\slash", "größe", "x\x7f\r\n", "[t]", "😀"]
-)
+@pytest.mark.parametrize("name", ["a.b", "a b", 'say "hi"', "a'b", "back\\slash", "größe", "x\x7f\r\n", "[t]", "😀"])
 def test_toml_quotes_names(name, tmp_path):
     schema = Schema((Numeric(name, 0, 1), Categorical("c", (name, "b"))))
     schema.save(tmp_path / "s.toml")
@@ -464,9 +460,7 @@ def test_draft_says_what_it_saw_and_is_refused_until_confirmed(source, tmp_path)
 def test_draft_survives_its_file_unconfirmed(tmp_path):
     draft(TABLE).save(tmp_path / "s.toml")
     assert Schema.load(tmp_path / "s.toml") == draft(TABLE)
-    assert not any(
-        c["confirmed"] for c in tomllib.loads((tmp_path / "s.toml").read_text())["columns"].values()
-    )
+    assert not any(c["confirmed"] for c in tomllib.loads((tmp_path / "s.toml").read_text())["columns"].values())
 
 
 @pytest.mark.parametrize(

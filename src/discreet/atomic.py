@@ -1,41 +1,75 @@
-"""Writing all or nothing: work on a hidden neighbour, then rename it into place."""
+"""Writing all or nothing: work in a hidden neighbour of the target, then rename into place.
+
+Whatever ends the block early, the target stays as it was and no folder made for it stays behind.
+"""
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
 @contextmanager
 def new_file(target: str | os.PathLike) -> Iterator[Path]:
     """A scratch path that becomes `target` when the block ends well, and nothing when it does not."""
-    target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-    os.close(handle)
-    scratch = Path(name)
-    try:
+    target = Path(os.path.abspath(target))
+    with _neighbour(target) as place:
+        scratch = place / target.name
         yield scratch
-        scratch.chmod(0o644)
         os.replace(scratch, target)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 @contextmanager
 def new_folder(target: str | os.PathLike) -> Iterator[Path]:
-    """A scratch folder that replaces `target` when the block ends well, and nothing when it does not."""
-    target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    scratch, retired = place / "new", place / "old"
-    scratch.mkdir()
-    try:
+    """A scratch folder that becomes `target` when the block ends well, and nothing when it does not.
+
+    An existing `target` is replaced only if the new one has all of its names: nothing else is ever deleted.
+    """
+    target = Path(os.path.abspath(target))
+    with _neighbour(target) as place:
+        scratch, retired = place / "new", place / "old"
+        scratch.mkdir()
         yield scratch
+        refuse_loss(target, os.listdir(scratch))
         if target.exists():
             os.replace(target, retired)
-        os.replace(scratch, target)
+        try:
+            os.replace(scratch, target)
+        except OSError:
+            if retired.exists():
+                os.replace(retired, target)
+            raise
+
+
+def refuse_loss(target: str | os.PathLike, names: Collection[str]) -> None:
+    """Raise FileExistsError if a folder of these `names` in place of `target` would delete anything else."""
+    if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
+        raise FileExistsError(f"{target} exists and is not a folder: choose another")
+    lost = sorted(set(os.listdir(target)) - set(names)) if os.path.isdir(target) else []
+    if lost:
+        raise FileExistsError(f"{target} holds {', '.join(lost[:3])}{', …' * (len(lost) > 3)}: choose another folder")
+
+
+def rehearse(target: str | os.PathLike) -> None:
+    """Raise OSError now if `target` could not be written later; leaves nothing behind."""
+    with _neighbour(Path(os.path.abspath(target))) as place:
+        (place / "file").write_bytes(b"rehearsal")
+
+
+@contextmanager
+def _neighbour(target: Path) -> Iterator[Path]:
+    """A hidden folder beside `target`, for as long as the block lasts; missing parents stay only if used."""
+    parents = [parent for parent in target.parents if not parent.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix=".discreet-", dir=target.parent))
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        for parent in parents:
+            with suppress(OSError):
+                parent.rmdir()

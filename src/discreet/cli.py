@@ -1,40 +1,53 @@
 """The command line: thin words around the library."""
 
+import csv
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     import pandas
 
+    from discreet.posterior.types import Posterior
+    from discreet.schema import Schema
+
+# Tracebacks stay plain: Typer's own can print local variables, and those may be rows.
 app = typer.Typer(
-    help="Bayesian inference that keeps secrets and admits its noise.", no_args_is_help=True, add_completion=False
+    help="Bayesian inference that keeps secrets and admits its noise.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 _out, _err = Console(), Console(stderr=True)
+INTERRUPTED = 130
 
 
-def main() -> None:
-    """Run the command line; errors are one line on standard error, never a traceback."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; a refusal is one line on standard error and code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # an ε that a terminal cannot show must not end a run
+            stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        app(standalone_mode=False)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
+        code = app(arguments, standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except (ValueError, OSError) as error:
-        _fail(str(error), 2)
-    except KeyboardInterrupt:
-        _fail("interrupted: nothing was written; what had been released is spent", 130)
+        _fail(_in_words(error))
     except Exception as error:
-        show = getattr(error, "show", None)
-        if show is None:
+        usage = getattr(error, "format_message", None)
+        if usage is None:
             raise
-        show()
-        sys.exit(getattr(error, "exit_code", 2))
+        _fail(f"{usage()} Try --help.")
+    if code == INTERRUPTED:
+        _fail("interrupted: nothing was written; if the rows had been asked, count the budget as spent", code)
+    sys.exit(code)
 
 
 @app.command()
@@ -45,14 +58,13 @@ def schema(
     """Draft a schema of TABLE. Every bound in it is guessed from the data and must be confirmed by you."""
     from discreet.schema import draft
 
-    drafted = draft(table)
     if out is None:
-        print(drafted.to_toml(), end="")
-    else:
-        if out.exists():
-            raise ValueError(f"{out} exists: choose another --out, so that confirmed bounds are not lost")
-        drafted.save(out)
-        _err.print(f"wrote {out}: replace each guess by what is known without the data, then delete `confirmed = false`")
+        typer.echo(draft(table).to_toml().encode(), nl=False)
+        return
+    _refuse_unwritable(out)
+    draft(table).save(out)
+    advice = "replace each guess by what is known without the data, then delete its `confirmed = false`"
+    _say(_err, f"wrote {out}: {advice}")
 
 
 @app.command()
@@ -61,21 +73,26 @@ def account(
     delta: Annotated[float, typer.Option(help="the δ to meet")],
     sampling: Annotated[float, typer.Option(help="probability that a row takes part in a step")],
     steps: Annotated[int, typer.Option(help="number of steps")],
-    rows: Annotated[int | None, typer.Option(help="number of rows; charges the batch limit that a run would have")] = None,
+    rows: Annotated[int | None, typer.Option(help="number of rows; charges the batch limit of a run")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ):
     """Print the noise multiplier σ that meets a budget, and the attack risk that is left."""
+    from dataclasses import replace
+
     from discreet.accounting import calibrate, guarantee
     from discreet.plan import Plan, default_batch_limit
 
-    limit = None if rows is None else default_batch_limit(rows, sampling)
-    plan = calibrate(Plan(rows or 1, steps, sampling, 1.0, 0.0, limit), epsilon, delta)
+    plan = Plan(1 if rows is None else rows, steps, sampling, 1.0, 0.0)
+    if rows is not None:
+        plan = replace(plan, batch_limit=default_batch_limit(rows, sampling))
+    plan = calibrate(plan, epsilon, delta)
     found = guarantee(plan, delta)
+    _warn_of_delta(delta, rows or 1)
     if as_json:
-        print(json.dumps({"noise_multiplier": plan.noise_multiplier, **found.to_dict()}, ensure_ascii=False))
+        typer.echo(json.dumps({"noise_multiplier": plan.noise_multiplier, **found.to_dict()}))
     else:
-        _out.print(f"σ = {plan.noise_multiplier:.6g} (noise multiplier)", highlight=False, soft_wrap=True)
-        _out.print(str(found), highlight=False, soft_wrap=True)
+        _say(_out, f"σ = {plan.noise_multiplier:.6g} (noise multiplier)")
+        _say(_out, str(found))
 
 
 @app.command()
@@ -91,7 +108,10 @@ def fit(
     simulate: Annotated[int | None, typer.Option(help="a seed: a rehearsal with known noise, NOT private")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ):
-    """Fit a regression with differential privacy and write the posterior, the release and a report to OUT."""
+    """Fit a regression with differential privacy and write the posterior, the release and a report to OUT.
+
+    A logistic regression models the second level of OUTCOME.
+    """
     from discreet.families.glm import glm
     from discreet.fitting import encode, simulated
     from discreet.fitting import fit as run_fit
@@ -99,45 +119,82 @@ def fit(
     from discreet.report.page import page
     from discreet.schema import Schema
 
-    if out.exists():
-        raise ValueError(f"{out} exists: choose another --out, so that nothing is overwritten")
+    _refuse_unwritable(out)
     declared = Schema.load(schema)
-    names = covariates.split(",") if covariates else [name for name in declared.names if name != outcome]
-    model = glm(family, outcome, names, declared)
+    model = glm(family, outcome, _covariates(covariates, outcome, declared), declared)
     rows = encode(table, declared.select(model.columns))
+    _warn_of_delta(delta, rows.num_rows)
     noise = None if simulate is None else simulated(simulate)
     posterior = run_fit(model, rows, epsilon=epsilon, delta=delta, noise=noise, progress=_progress("asking"))
-    title = f"{family.capitalize()} regression of {outcome}"
-    save_run(out, posterior, page(title, posterior, {}))
-    summary = posterior.summary()
-    if as_json:
-        facts = {"guarantee": posterior.guarantee.to_dict(), "summary": json.loads(summary.to_json(orient="index")), "out": str(out)}
-        print(json.dumps(facts, ensure_ascii=False))
-    else:
-        _show({posterior.info["method"]: summary})
-        _out.print(str(posterior.guarantee), highlight=False, soft_wrap=True, style=None if posterior.guarantee.private else "bold red")
-        _out.print(f"wrote {out}/: posterior.nc, release/, guarantee.json, schema.toml, report.html", highlight=False, soft_wrap=True)
+    try:
+        save_run(out, posterior, page(f"{family.capitalize()} regression of {outcome}", posterior))
+    except OSError as error:
+        _show_fit(posterior, None, as_json)
+        _fail(f"{_in_words(error)}; the budget is spent: keep the numbers printed above", 1)
+    _show_fit(posterior, out, as_json)
 
 
 @app.command()
-def demo(out: Annotated[Path, typer.Option(help="folder for the results; replaced")] = Path("out/demo")):
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for the results; an earlier run is replaced")] = Path("out/demo"),
+):
     """Fit a sensitive survey at ε = 1: private and noise-aware, private and naive, and non-private, side by side."""
+    from discreet.atomic import refuse_loss
     from discreet.demo import run_demo
+    from discreet.report.folder import NAMES
+    from discreet.report.words import meaning
 
+    refuse_loss(out, NAMES)
+    _rehearse(out)
     result = run_demo(out, _progress("asking 6366 people, privately"))
     _show(result.summaries)
-    _out.print(result.line, highlight=False, soft_wrap=True)
-    _out.print(str(result.posterior.guarantee), highlight=False, soft_wrap=True)
-    _out.print(f"wrote {out}/: posterior.nc, release/, guarantee.json, schema.toml, report.html", highlight=False, soft_wrap=True)
+    for line in (meaning(result.posterior), result.line, str(result.posterior.guarantee), _wrote(out)):
+        _say(_out, line)
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="print the version")] = False):
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+):
     if version:
         from importlib.metadata import version as installed
 
-        print(installed("discreet"))
+        typer.echo(installed("discreet"))
         raise typer.Exit()
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _covariates(text: str | None, outcome: str, declared: "Schema") -> list[str]:
+    """The names in `text`, which is one line of CSV; every column but the outcome if there is no text."""
+    if text is None:
+        return [name for name in declared.names if name != outcome]
+    names = next(csv.reader([text]), [])
+    if not any(name.strip() for name in names):
+        raise ValueError(f"covariates={text!r} names no column: leave --covariates out to use all others")
+    return [name if name in declared else name.strip() for name in names]
+
+
+def _refuse_unwritable(out: Path) -> None:
+    if os.path.lexists(out):
+        raise ValueError(f"out={out} exists: choose another, so that nothing is overwritten")
+    _rehearse(out)
+
+
+def _rehearse(out: Path) -> None:
+    from discreet.atomic import rehearse
+
+    try:
+        rehearse(out)
+    except OSError as error:
+        raise ValueError(f"out={out} cannot be written ({error.strerror}): choose another place") from None
+
+
+def _warn_of_delta(delta: float, num_rows: int) -> None:
+    if delta * num_rows >= 1:
+        advice = f"choose one well below it, such as {0.01 / num_rows:.1g}"
+        _say(_err, f"warning: delta={delta:g} is at least 1/{num_rows} and so protects nobody: {advice}", "bold yellow")
 
 
 def _progress(label: str) -> Callable[[range], Iterable[int]]:
@@ -146,21 +203,63 @@ def _progress(label: str) -> Callable[[range], Iterable[int]]:
     return lambda blocks: track(blocks, description=label, console=_err, disable=not _err.is_terminal)
 
 
-def _show(summaries: "dict[str, pandas.DataFrame]") -> None:
+def _show_fit(posterior: "Posterior", out: Path | None, as_json: bool) -> None:
+    from discreet.report.words import description, meaning
+
+    summary, promise = posterior.summary(), posterior.guarantee
+    if as_json:
+        facts = {
+            "private": promise.private,
+            "guarantee": promise.to_dict(),
+            "model": description(posterior),
+            "summary": summary.to_dict(orient="index"),
+            "out": None if out is None else str(out),
+        }
+        typer.echo(json.dumps(facts))
+        return
+    _show({posterior.info["method"]: summary})
+    _say(_out, meaning(posterior))
+    _say(_out, str(promise), None if promise.private else "bold red")
+    if out is not None:
+        _say(_out, _wrote(out))
+
+
+def _show(summaries: "Mapping[str, pandas.DataFrame]") -> None:
+    from discreet.report.words import rounded
+
     table = Table()
     table.add_column("parameter")
+    tables = list(summaries.values())
     for name, summary in summaries.items():
-        low, high = summary.columns[2:4]
-        table.add_column(f"{name}\nmean [{low}, {high}]", justify="right")
-    for label in next(iter(summaries.values())).index:
-        cells = [f"{m:.3g} \\[{low:.3g}, {high:.3g}]" for m, _, low, high in (s.loc[label] for s in summaries.values())]
-        table.add_row(str(label).replace("[", "\\["), *cells)
-    console = _out if _out.is_terminal else Console(width=120)
+        table.add_column(Text(f"{name}\nmean [{', '.join(summary.columns[2:4])}]"), justify="right")
+    for place, label in enumerate(tables[0].index):
+        readings = [summary.iloc[place].to_numpy(float) for summary in tables]
+        finest = min(sd for _, sd, _, _ in readings)
+        cells = [rounded((mean, low, high), finest) for mean, _, low, high in readings]
+        table.add_row(Text(str(label)), *(Text(f"{mean} [{low}, {high}]") for mean, low, high in cells))
+    console = _out if _out.is_terminal else Console(width=1000)
     console.print(table)
 
 
-def _fail(message: str, code: int) -> None:
-    _err.print(f"error: {message}", style="bold red", highlight=False, markup=False)
+def _wrote(out: Path) -> str:
+    from discreet.report.folder import NAMES
+
+    return f"wrote {out}/: {', '.join(NAMES)}"
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    if text:
+        console.print(text, style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file'}: {error.strerror}: check the path, its permissions and the space left"
+    return str(error)
+
+
+def _fail(message: str, code: int = 2) -> NoReturn:
+    _say(_err, f"error: {' '.join(message.split())}", "bold red")
     sys.exit(code)
 
 

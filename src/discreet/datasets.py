@@ -1,6 +1,8 @@
 """Public tables with public schemas, for the demo and the experiments."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from discreet.schema import Categorical, Numeric, Schema
 
@@ -65,7 +67,7 @@ def fair() -> tuple["pandas.DataFrame", Schema]:
     The bounds are the codes of the questionnaire, known without the answers.
     """
     table = _statsmodels("fair")
-    return table.assign(affair=(table["affairs"] > 0).map({True: "yes", False: "no"})), FAIR
+    return table.assign(affair=np.where(table["affairs"] > 0, "yes", "no")), FAIR
 
 
 def anes96() -> tuple["pandas.DataFrame", Schema]:
@@ -90,7 +92,8 @@ def diabetes() -> tuple["pandas.DataFrame", Schema]:
         from sklearn.datasets import load_diabetes
     except ImportError:
         raise ValueError("the table 'diabetes' comes with scikit-learn: pip install 'discreet[demo]'") from None
-    return load_diabetes(as_frame=True, scaled=False).frame, DIABETES
+    loaded: Any = load_diabetes(as_frame=True, scaled=False)
+    return loaded.frame, DIABETES
 
 
 def _statsmodels(name: str) -> "pandas.DataFrame":

@@ -43,20 +43,25 @@ def run_demo(out: str | Path, progress: Callable[[range], Iterable[int]] = iter)
         "private, last iterate": naive_posterior(posterior).summary(),
         "non-private": open_posterior.summary(),
     }
-    line = what_it_adds(*summaries.values())
-    others = {name: table for name, table in summaries.items() if name != "private, noise-aware"}
+    line = what_it_shows(*summaries.values())
     title = "Who reports an affair? A 1974 survey, fitted with privacy"
-    extra = "The non-private column is the exception: it is shown because this table is public."
-    save_run(out, posterior, page(title, posterior, others, line, extra))
+    extra = "The non-private estimates are the exception: they are shown because this table is public."
+    save_run(out, posterior, page(title, posterior, summaries, line, extra))
     return Demo(posterior, summaries, line)
 
 
-def what_it_adds(aware: "pandas.DataFrame", naive: "pandas.DataFrame", truth: "pandas.DataFrame") -> str:
-    """One line: how much wider the noise-aware intervals are, and how many estimates each set contains."""
-    width = lambda table: (table.iloc[:, 3] - table.iloc[:, 2]).to_numpy()  # noqa: E731
-    ratio = np.exp(np.mean(np.log(width(aware) / width(naive))))
-    held = [int(((table.iloc[:, 2] <= truth["mean"]) & (truth["mean"] <= table.iloc[:, 3])).sum()) for table in (aware, naive)]
+def what_it_shows(aware: "pandas.DataFrame", naive: "pandas.DataFrame", truth: "pandas.DataFrame") -> str:
+    """One line: how wide both readings' intervals are, and how many of the non-private estimates they contain."""
+    wide, held = zip(*(_against(table, truth) for table in (aware, naive)), strict=True)
     return (
-        f"The noise-aware intervals are {ratio:.1f} times as wide as the last iterate's: that is what privacy's noise "
-        f"adds. They contain {held[0]} of {len(truth)} non-private estimates; the last iterate's contain {held[1]}."
+        f"The noise-aware intervals are {wide[0]:.1f} times as wide as the non-private ones, which is what privacy "
+        f"costs; the last iterate's are {wide[1]:.1f} times as wide and leave it out. "
+        f"They contain {held[0]} and {held[1]} of the {len(truth)} non-private estimates."
     )
+
+
+def _against(table: "pandas.DataFrame", truth: "pandas.DataFrame") -> tuple[float, int]:
+    """Width of the intervals relative to the truth's, as a geometric mean, and how many of its means they contain."""
+    (low, high), (least, most) = ((part.iloc[:, 2], part.iloc[:, 3]) for part in (table, truth))
+    ratio = np.exp(np.mean(np.log((high - low) / (most - least))))
+    return float(ratio), int(((low <= truth["mean"]) & (truth["mean"] <= high)).sum())

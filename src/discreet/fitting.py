@@ -13,7 +13,6 @@ from discreet.methods import elbo
 from discreet.model import Model
 from discreet.posterior import dense, exact, naive
 from discreet.posterior.types import Posterior, from_draws, through_q
-from discreet.schema import Schema
 
 simulated = streams.simulated
 
@@ -46,10 +45,10 @@ def fit(
     release = loop.run(noise, choice.plan, query, rows, keep_trace=dense_enough, progress=progress)
     rng = np.random.default_rng()
     if dense_enough:
-        z = dense.noise_aware(rng, release, draws, prior_mean=choice.prior_mean, prior_sd=choice.prior_sd).z
+        z = dense.noise_aware(rng, release, choice.prior, draws).z
     else:
-        spread = np.concatenate([choice.prior_sd, np.ones(model.dim)])
-        z = through_q(rng, exact.noise_aware(rng, release, draws, centre_sd=spread))
+        spread = np.concatenate([choice.prior.sd, np.ones(model.dim)])
+        z = through_q(rng, exact.noise_aware(rng, release, draws, centre=choice.settings.start, centre_sd=spread))
     method = f"noise-aware, {'dense' if dense_enough else 'diagonal'} curvature"
     info = {"method": method, "plan": choice.plan.to_dict(), "reasons": list(choice.reasons)}
     return from_draws(z, model, paid, info=info, schema=rows.schema, release=release)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 from jax import Array
 
 from discreet.numpyro_model import ModelError, numpyro_fields
@@ -73,3 +74,14 @@ def from_numpyro(
     Array(-1.419, dtype=float32)
     """
     return Model(**numpyro_fields(fn, schema, arguments or {}, constants))
+
+
+def simulate_table(model: Model, key: Array, rows: Row) -> tuple[Array, dict[str, Array]]:
+    """A truth z from the prior, and `rows` (columns of equal length) with outcomes drawn from the model at z."""
+    simulate = model.simulate
+    if simulate is None:
+        raise ValueError("this model cannot simulate its outcome: give it a simulate function, or choose plans by hand")
+    first, second = jax.random.split(key)
+    z = model.sample_prior(first)
+    keys = jax.random.split(second, len(next(iter(rows.values()))))
+    return z, {**rows, **jax.vmap(lambda key, row: simulate(key, z, row))(keys, rows)}

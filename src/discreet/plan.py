@@ -27,11 +27,21 @@ class Plan:
 
     def __post_init__(self):
         """Refuse what no mechanism can run."""
-        _require(_is_whole(self.num_rows) and self.num_rows >= 1, "num_rows", self.num_rows, "be a whole number ≥ 1")
+        _require(
+            _is_whole(self.num_rows) and self.num_rows >= 1,
+            "num_rows",
+            self.num_rows,
+            "be a whole number ≥ 1",
+        )
         _require(_is_whole(self.steps) and self.steps >= 1, "steps", self.steps, "be a whole number ≥ 1")
         _require(0 < self.sampling_prob <= 1, "sampling_prob", self.sampling_prob, "lie in (0, 1]")
         _require(0 < self.clip_norm < math.inf, "clip_norm", self.clip_norm, "be positive and finite")
-        _require(0 <= self.noise_multiplier < math.inf, "noise_multiplier", self.noise_multiplier, "be ≥ 0 and finite")
+        _require(
+            0 <= self.noise_multiplier < math.inf,
+            "noise_multiplier",
+            self.noise_multiplier,
+            "be ≥ 0 and finite",
+        )
         limit = self.batch_limit
         _require(
             limit is None or (_is_whole(limit) and 1 <= limit <= self.num_rows),

@@ -8,8 +8,9 @@ import numpy as np
 
 from discreet.accounting import calibrate
 from discreet.methods import elbo, mean_field
-from discreet.model import Model
+from discreet.model import Model, simulate_table
 from discreet.plan import Plan, default_batch_limit
+from discreet.posterior import dense
 from discreet.schema import Categorical, Numeric, Schema
 
 TABLES, ROWS_PER_TABLE = 64, 64
@@ -18,12 +19,11 @@ CLIPPED_SHARE, TABLES_HELD, SCALE_SHARE, WANDER = 0.01, 0.8, 0.5, 2.0
 
 
 class Choice(NamedTuple):
-    """A plan, what is asked under it, the prior moments of each unconstrained parameter, and the reasons."""
+    """A plan, what is asked under it, what is known of each parameter in public, and the reasons."""
 
     plan: Plan
     settings: elbo.Settings
-    prior_mean: np.ndarray
-    prior_sd: np.ndarray
+    prior: dense.Prior
     reasons: tuple[str, ...]
 
 
@@ -36,14 +36,21 @@ class PriorRows(NamedTuple):
 
 
 def choose(
-    model: Model, schema: Schema, num_rows: int, epsilon: float, delta: float, *, steps: int = STEPS, draws: int = 10
+    model: Model,
+    schema: Schema,
+    num_rows: int,
+    epsilon: float,
+    delta: float,
+    *,
+    steps: int = STEPS,
+    draws: int = 10,
 ) -> Choice:
     """The default rule: κ = .1 or a batch of 1000, whichever is smaller; 10⁴ steps; everything else by simulation.
 
     Rows are simulated from the prior, with covariates that vary from table to table within what the schema declares.
     Per-coordinate Fisher information F from them gives the starting sd 1/√(N·F + prior precision) and the
-    preconditioner; the clip norm holds 99 % of preconditioned row gradients in four of five tables; the step is NA-DPVI's λ_heur in
-    units of the prior: left alone, the noise of all steps would wander two prior sds.
+    preconditioner; the clip norm holds 99 % of preconditioned row gradients in four of five tables; the step is
+    NA-DPVI's λ_heur in units of the prior: left alone, the noise of all steps would wander two prior sds.
     """
     prior_mean, prior_sd = prior_moments(model)
     simulated = simulate_rows(model, schema)
@@ -59,25 +66,17 @@ def choose(
     wander = np.concatenate([WANDER * prior_sd, np.ones(model.dim)])
     learning_rate = wander * elbo.heuristic_rate(plan, 2 * model.dim, np.sqrt(model.dim))
     settings = elbo.Settings(start, precondition, learning_rate, draws)
-    return Choice(plan, settings, prior_mean, prior_sd, _reasons(plan, model))
+    return Choice(plan, settings, dense.Prior(prior_mean, prior_sd, sd**-2), _reasons(plan, model))
 
 
 def simulate_rows(model: Model, schema: Schema, seed: int = 0) -> PriorRows:
     """Rows drawn from the prior predictive, `ROWS_PER_TABLE` for each of `TABLES` prior draws."""
-    if model.simulate is None:
-        raise ValueError(
-            "the default plan simulates rows from the prior, and this model cannot simulate its outcome: "
-            "give plan= and settings= yourself"
-        )
     rng = np.random.default_rng(seed)
     shaped = {column.name: varied_column(rng, column) for column in schema.columns}
     keys = jax.random.split(jax.random.key(seed), TABLES)
 
     def table(key, rows):
-        first, second = jax.random.split(key)
-        z = model.sample_prior(first)
-        each = jax.random.split(second, ROWS_PER_TABLE)
-        rows = {**rows, **jax.vmap(lambda k, row: model.simulate(k, z, row))(each, rows)}
+        z, rows = simulate_table(model, key, rows)
         return z, rows, jax.vmap(lambda row: jax.grad(model.log_likelihood)(z, row))(rows)
 
     with jax.enable_x64(True):

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax import Array
+
+Numbers = Array | np.ndarray
 
 
 class Point(NamedTuple):
@@ -12,9 +15,9 @@ class Point(NamedTuple):
     `scale` is public and has the shape of `y`: it undoes whatever the method did to the answer.
     """
 
-    x: Array
-    y: Array
-    scale: Array
+    x: Numbers
+    y: Numbers
+    scale: Numbers
 
 
 class Query(NamedTuple):

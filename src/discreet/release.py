@@ -11,7 +11,7 @@ import numpy as np
 
 from discreet.atomic import new_folder
 from discreet.plan import Plan
-from discreet.query import Point
+from discreet.query import Numbers, Point
 
 FORMAT = 1
 
@@ -23,14 +23,14 @@ class Blocks(NamedTuple):
     means, so that nothing cancels, whatever the distance of the trace from zero. Shapes are (…, blocks, d).
     """
 
-    steps: np.ndarray
-    weight: np.ndarray
-    mean_x: np.ndarray
-    mean_y: np.ndarray
-    xx: np.ndarray
-    xy: np.ndarray
-    yy: np.ndarray
-    tx: np.ndarray
+    steps: Numbers
+    weight: Numbers
+    mean_x: Numbers
+    mean_y: Numbers
+    xx: Numbers
+    xy: Numbers
+    yy: Numbers
+    tx: Numbers
 
 
 def summarize(points: Point) -> Blocks:

@@ -49,9 +49,7 @@ class Numeric:
         _require(ok, self.name, "missing", missing, f"be a number within {bounds}")
         if self.integer:
             ok = all(x is None or (x == int(x) and abs(x) <= EXACT) for x in (*bounds, missing))
-            _require(
-                ok, self.name, "bounds and missing", (bounds, missing), "be whole, at most 2**53 in size"
-            )
+            _require(ok, self.name, "bounds and missing", (bounds, missing), "be whole, at most 2**53 in size")
             bounds, missing = [int(bound) for bound in bounds], None if missing is None else int(missing)
         _set(self, low=bounds[0], high=bounds[1], missing=missing)
 

@@ -90,9 +90,7 @@ def to_numbers(name: str, column: pa.ChunkedArray, integer: bool, missing: float
     return np.where(absent, float(missing), values)
 
 
-def to_codes(
-    name: str, column: pa.ChunkedArray, levels: tuple, other: int | None, missing: int | None
-) -> np.ndarray:
+def to_codes(name: str, column: pa.ChunkedArray, levels: tuple, other: int | None, missing: int | None) -> np.ndarray:
     """The int32 index of each value in `levels`; undeclared levels become `other`, missing values `missing`.
 
     >>> to_codes("smokes", pa.chunked_array([["yes", "no", None]]), ("no", "yes"), other=None, missing=0)
@@ -165,9 +163,7 @@ def _open_file(path: Path) -> _Source:
 def _open_csv(path: Path) -> _Source:
     def fetch(names):
         # All as text: Arrow would guess types from the first block and fail on a later one.
-        convert = arrow_csv.ConvertOptions(
-            include_columns=names, column_types=dict.fromkeys(names, pa.string())
-        )
+        convert = arrow_csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()))
         parse = arrow_csv.ParseOptions(newlines_in_values=True)
         try:
             table = arrow_csv.read_csv(path, parse_options=parse, convert_options=convert)
@@ -271,9 +267,7 @@ def _refuse_kind(name: str, held: str, text: bool) -> None:
 def _undeclared(name: str, found: pa.Array, text: bool) -> SchemaError:
     named = [repr(level[:40]) for level in found[:3].to_pylist()] if text else []
     shown = f" ({', '.join(named)}{', …' if len(found) > 3 else ''})" if named else ""
-    return SchemaError(
-        f"column {name!r} has {len(found)} undeclared levels{shown}: declare them, or set other"
-    )
+    return SchemaError(f"column {name!r} has {len(found)} undeclared levels{shown}: declare them, or set other")
 
 
 def _observed_levels(name: str, column: pa.ChunkedArray, max_levels: int) -> list[str]:

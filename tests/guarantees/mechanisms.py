@@ -30,7 +30,12 @@ def simple_settings(model, beta=1.0, draws=4):
     """Vanilla (β = 1) or β-preconditioned settings that any model can run with."""
     size = 2 * model.dim
     precondition = np.concatenate([np.ones(model.dim), np.full(model.dim, beta)])
-    return elbo.Settings(np.concatenate([np.zeros(model.dim), np.full(model.dim, -3.0)]), precondition, np.full(size, 1e-4), draws)
+    return elbo.Settings(
+        np.concatenate([np.zeros(model.dim), np.full(model.dim, -3.0)]),
+        precondition,
+        np.full(size, 1e-4),
+        draws,
+    )
 
 
 def make(name, num_rows=40, steps=6, sampling_prob=0.25, clip_norm=2.0, noise_multiplier=3.0, beta=1.0):

@@ -29,7 +29,16 @@ class Level(Enum):
 
 PUBLIC, CLIP, STD, SAMPLED, SECRET, BOUNDED, RAW = Level
 OPEN = {PUBLIC, CLIP, STD}
-CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
+CALLS = {
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+}
 
 
 class LeakError(Exception): ...
@@ -136,7 +145,9 @@ def _inner(eqn):
 
 
 def _inner_jaxprs(eqn):
-    values = [leaf for value in eqn.params.values() for leaf in (value if isinstance(value, (tuple, list)) else [value])]
+    values = [
+        leaf for value in eqn.params.values() for leaf in (value if isinstance(value, (tuple, list)) else [value])
+    ]
     return [getattr(v, "jaxpr", v) for v in values if hasattr(getattr(v, "jaxpr", v), "eqns")]
 
 

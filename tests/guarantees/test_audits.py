@@ -212,7 +212,8 @@ def inclusion_z_scores(plan, batches, stored):
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "rate", "steps"), [(200, 0.1, 4000), (50, 0.5, 4000), (20_000, 0.01, 400), (60, 1 / 60, 6000)]
+    ("num_rows", "rate", "steps"),
+    [(200, 0.1, 4000), (50, 0.5, 4000), (20_000, 0.01, 400), (60, 1 / 60, 6000)],
 )
 def test_rows_are_included_independently_at_the_plans_rate(num_rows, rate, steps):
     """Four z-scores below 5: false alarm below 3·10⁻⁶ a case (normal approximation)."""
@@ -225,7 +226,9 @@ def test_the_inclusion_audit_catches_forgotten_sampling():
     plan = Plan(200, 400, 0.1, 1.0, 1.0)
     everyone = sampling.Batches(None, np.ones((400, 200)))
     first_rows = sampling.Batches(np.tile(np.arange(20), (400, 1)), np.ones((400, 20)))
-    fixed_size = sampling.Batches(np.argsort(np.random.default_rng(0).random((400, 200)), 1)[:, :20], np.ones((400, 20)))
+    fixed_size = sampling.Batches(
+        np.argsort(np.random.default_rng(0).random((400, 200)), 1)[:, :20], np.ones((400, 20))
+    )
     for fault in (everyone, first_rows, fixed_size):
         assert np.abs(inclusion_z_scores(plan, fault, 200)).max() > 5
 
@@ -265,7 +268,9 @@ def test_counts_and_rows_give_the_same_law():
     plan, query, rows = make("beta-bernoulli", num_rows=60, steps=3000, noise_multiplier=0.5)
     codes = np.repeat([0, 1], rows._counts.astype(int))
     spread = Rows(rows.schema, {"x": codes.astype(np.int32)})
-    frozen = query._replace(update=lambda state, question, answer: (state, Point(answer, answer, jnp.ones_like(answer))))
+    frozen = query._replace(
+        update=lambda state, question, answer: (state, Point(answer, answer, jnp.ones_like(answer)))
+    )
     fixed = frozen._replace(ask=lambda key, state: query.ask(jax.random.key(0), state))
     first = loop.run(noise.simulated(1), plan, fixed, rows, keep_trace=True).trace.y
     second = loop.run(noise.simulated(2), plan, fixed, spread, keep_trace=True).trace.y
@@ -317,7 +322,9 @@ def test_the_exactness_audit_catches_a_misscaled_prior():
 # Edges.
 
 
-@pytest.mark.parametrize(("num_rows", "rate", "limit"), [(1, 1.0, None), (40, 1 / 40, 6), (40, 1.0, None), (40, 1e-9, 1)])
+@pytest.mark.parametrize(
+    ("num_rows", "rate", "limit"), [(1, 1.0, None), (40, 1 / 40, 6), (40, 1.0, None), (40, 1e-9, 1)]
+)
 def test_edges_run(num_rows, rate, limit):
     """One row, one expected row, every row, and batches that are always empty."""
     plan = Plan(num_rows, 30, rate, 1.0, 2.0, limit)

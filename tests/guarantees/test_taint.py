@@ -54,7 +54,11 @@ def asked(query, scales, state, columns, draw, multiplicity=None, clip=None):
     question = query.ask(draw.keys, state)
     batch = {name: column[draw.batches.indices] for name, column in columns.items()}
     weights = draw.batches.multiplicity if multiplicity is None else multiplicity
-    return question, batch, bounded_sum(query.row_value, question, batch, weights, scales.clip_norm if clip is None else clip)
+    return (
+        question,
+        batch,
+        bounded_sum(query.row_value, question, batch, weights, scales.clip_norm if clip is None else clip),
+    )
 
 
 def answered(query, scales, draw, total):
@@ -197,7 +201,9 @@ def test_noise_shared_by_all_steps_is_a_leak():
         def mechanism(scales, state, columns, draws):
             same = draws.normal[0]
             return jax.lax.scan(
-                lambda state, draw: honest(query, scales, state, columns, draw._replace(normal=same)), state, draws
+                lambda state, draw: honest(query, scales, state, columns, draw._replace(normal=same)),
+                state,
+                draws,
             )
 
         with pytest.raises(LeakError):
@@ -224,8 +230,6 @@ def test_a_lookalike_by_name_is_not_trusted():
 
 def test_bounded_alone_is_not_public():
     with jax.enable_x64(True):
-        mechanism, args, levels = planted(
-            lambda q, s, state, c, d: (state, asked(q, s, state, c, d)[2])
-        )
+        mechanism, args, levels = planted(lambda q, s, state, c, d: (state, asked(q, s, state, c, d)[2]))
         with pytest.raises(LeakError, match=BOUNDED.name):
             assert_public(mechanism, args, levels, 0)

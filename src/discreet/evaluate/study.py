@@ -1,6 +1,7 @@
 """Thousands of simulated fits as one computation: the one door through which simulated rows reach the mechanism."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 
 from discreet.mechanism import loop, noise
 from discreet.mechanism.rows import store
-from discreet.model import Model
+from discreet.model import Model, simulate_table
 from discreet.plan import Plan
 from discreet.query import Query
 from discreet.release import Release
@@ -45,17 +46,10 @@ def simulate_tables(
 
     Covariates are uniform on what the schema declares.
     """
-    if model.simulate is None:
-        raise ValueError("this model cannot simulate its outcome, so there is nothing to study")
     flat = schema.sample(np.random.default_rng(seed), replicas * num_rows)
     covariates = {name: column.reshape(replicas, num_rows) for name, column in flat.items()}
 
-    def one(key, rows):
-        first, second = jax.random.split(key)
-        z = model.sample_prior(first)
-        keys = jax.random.split(second, num_rows)
-        return z, jax.vmap(lambda key, row: model.simulate(key, z, row))(keys, rows)
-
     with jax.enable_x64(True):
-        truth, outcome = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(seed), replicas), covariates)
-    return np.asarray(truth), covariates | {name: np.asarray(values) for name, values in outcome.items()}
+        keys = jax.random.split(jax.random.key(seed), replicas)
+        truth, tables = jax.jit(jax.vmap(partial(simulate_table, model)))(keys, covariates)
+    return np.asarray(truth), {name: np.asarray(values) for name, values in tables.items()}

@@ -88,5 +88,3 @@ def exact_beta(rng: np.random.Generator, a: float, b: float, ones, num_rows: int
     shape = (*ones.shape[:-1], draws)
     theta = rng.beta(np.broadcast_to(a + ones, shape), np.broadcast_to(b + num_rows - ones, shape))
     return np.log(theta) - np.log1p(-theta)
-
-

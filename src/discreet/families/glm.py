@@ -75,7 +75,7 @@ def glm(family: str, outcome: str, covariates: Sequence[str], schema: Schema, pr
         log_prior=lambda z: -0.5 * jnp.sum(((z - mean) / sd) ** 2),
         log_likelihood=log_likelihood,
         constrain=constrain,
-        sample_prior=lambda key: mean + sd * jax.random.normal(key, mean.shape),
+        sample_prior=lambda key: jnp.asarray(mean) + sd * jax.random.normal(key, mean.shape),
         columns=(*covariates, outcome),
         outcome=(outcome,),
         simulate=simulate,
@@ -151,7 +151,8 @@ def _prior_moments(family: str, priors: Priors, outcome, terms: int) -> tuple[np
 def _clamp(value: Array, column) -> Array:
     if isinstance(column, Categorical):
         return value.astype(jnp.int32)
-    return jnp.clip(value, column.low, column.high)
+    value = jnp.clip(value, column.low, column.high)
+    return jnp.round(value) if column.integer else value
 
 
 def _check(family: str, outcome: str, covariates: Sequence[str], schema: Schema) -> None:

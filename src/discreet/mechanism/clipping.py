@@ -14,6 +14,8 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import batching, mlir
 
+from discreet.query import Numbers
+
 GRID = 2.0**20
 
 
@@ -21,8 +23,8 @@ def bounded_sum(
     row_value: Callable[[Any, Mapping[str, Array]], Array],
     question: Any,
     rows: Mapping[str, Array],
-    multiplicity: Array,
-    clip_norm: Array,
+    multiplicity: Numbers,
+    clip_norm: Numbers,
 ) -> Array:
     """Σ multiplicity_i · clip(row_value(question, row_i)), in units of clip_norm / 2²⁰.
 
@@ -42,7 +44,7 @@ def bounded_sum(
     return bounded_sum_p.bind(*operands, jaxpr=closed.jaxpr, num_public=len(closed.consts) + len(public))
 
 
-def privatize(total: Array, noise: Array, noise_std: Array, clip_norm: Array) -> Array:
+def privatize(total: Array, noise: Numbers, noise_std: Numbers, clip_norm: Numbers) -> Array:
     """A `bounded_sum` total with Gaussian noise of sd `noise_std`, back in units of 1.
 
     Guarantee: the noise is rounded to the same whole-number grid as the total, so the result is a post-processing of

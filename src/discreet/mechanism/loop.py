@@ -13,7 +13,7 @@ from discreet.mechanism.noise import Noise
 from discreet.mechanism.rows import Rows
 from discreet.mechanism.sampling import Batches, draw_batches
 from discreet.plan import Plan
-from discreet.query import Point, Query
+from discreet.query import Numbers, Point, Query
 from discreet.release import Blocks, Release, summarize
 
 BLOCKS = 100
@@ -25,14 +25,14 @@ class Draws(NamedTuple):
 
     keys: Array
     batches: Batches
-    normal: np.ndarray
+    normal: Numbers
 
 
 class Scales(NamedTuple):
     """The two numbers of the plan that decide the guarantee of a step."""
 
-    clip_norm: np.ndarray
-    noise_std: np.ndarray
+    clip_norm: Numbers
+    noise_std: Numbers
 
 
 def run(
@@ -52,8 +52,9 @@ def run(
     _check(noise, plan, query, rows)
     with jax.enable_x64(True):
         one_chunk = partial(chunk, query, keep_trace)
+        _check_size(query, rows)
         compiled = jax.jit(one_chunk if rows.replicas is None else jax.vmap(one_chunk, in_axes=(None, 0, 0, 0)))
-        scales = Scales(np.float64(plan.clip_norm), np.float64(plan.noise_std))
+        scales = Scales(np.array(plan.clip_norm), np.array(plan.noise_std))
         columns = jax.tree.map(jax.numpy.asarray, rows._columns)
         start, keys = _public_keys(noise, rows.replicas)
         state = query.init(start) if rows.replicas is None else jax.vmap(query.init)(start)
@@ -103,9 +104,8 @@ def _draw(noise: Noise, plan: Plan, query: Query, rows: Rows, index: int, steps:
 def _replicated_batches(noise: Noise, plan: Plan, rows: Rows, index: int, steps: int) -> Batches:
     if rows._counts is not None:
         return draw_batches(noise, index, plan, steps, rows._counts)
-    each = [
-        draw_batches(noise, index * rows.replicas + replica, plan, steps, None) for replica in range(rows.replicas)
-    ]
+    replicas = rows.replicas or 1
+    each = [draw_batches(noise, index * replicas + replica, plan, steps, None) for replica in range(replicas)]
     return jax.tree.map(lambda *parts: np.stack(parts), *each)
 
 
@@ -137,3 +137,13 @@ def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
     missing = set(query.columns) - set(rows.schema.names)
     if missing:
         raise ValueError(f"the query needs columns {sorted(missing)}; the table has {list(rows.schema.names)}")
+
+
+def _check_size(query: Query, rows: Rows) -> None:
+    axes = 1 if rows.replicas is None else 2
+    row = {name: jax.ShapeDtypeStruct(column.shape[axes:], column.dtype) for name, column in rows._columns.items()}
+    key = jax.random.key(0)
+    value = jax.eval_shape(lambda: query.ask(key, query.init(key)))
+    shape = jax.eval_shape(query.row_value, value, row).shape
+    if shape != (query.size,):
+        raise ValueError(f"row_value gives shape {shape}; the query's size is {query.size}")

@@ -6,6 +6,7 @@ key can subtract the noise.
 
 import hashlib
 import secrets
+from typing import Literal
 
 import jax
 import numpy as np
@@ -21,8 +22,9 @@ class Noise:
     """
 
     __slots__ = ("_key", "kind")
+    kind: Literal["secure", "simulated"]
 
-    def __init__(self, key: bytes, kind: str):
+    def __init__(self, key: bytes, kind: Literal["secure", "simulated"]):
         """Use `secure()` or `simulated(seed)` instead."""
         self._key, self.kind = key, kind
 
@@ -39,7 +41,7 @@ class Noise:
         return np.frombuffer(cipher.update(bytes(8 * count)), dtype=np.uint64)
 
     def normals(self, chunk: int, shape: tuple[int, ...]) -> np.ndarray:
-        """Standard normals of `shape`, by Box and Muller in float64; they end at 8.6 sd."""
+        """Standard normals of `shape`, by Box and Muller in float64; they end at 8.5 sd."""
         count = int(np.prod(shape))
         half = (count + 1) // 2
         first, second = uniforms(self.words(NORMAL, chunk, 2 * half)).reshape(2, half)
@@ -62,5 +64,5 @@ def simulated(seed: int) -> Noise:
 
 
 def uniforms(words: np.ndarray) -> np.ndarray:
-    """Midpoints of 2⁵³ equal cells of (0, 1): never 0, never 1."""
-    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    """Midpoints of 2⁵² equal cells of (0, 1): never 0, never 1, all exact in float64."""
+    return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52

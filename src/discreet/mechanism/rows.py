@@ -42,7 +42,7 @@ def store(schema: Schema, columns: dict[str, np.ndarray]) -> Rows:
     cells = schema.cells or 0
     offsets, sizes = zip(*(_grid(schema[name]) for name in schema.names), strict=True)
     codes = [columns[name].astype(np.int64) - low for name, low in zip(schema.names, offsets, strict=True)]
-    cell = np.ravel_multi_index(codes, sizes)
+    cell = np.asarray(np.ravel_multi_index(codes, sizes))
     counts = _count(cell, cells)
     grid = np.unravel_index(np.arange(cells), sizes)
     stored = {

@@ -8,6 +8,7 @@ from scipy import stats
 
 from discreet.mechanism.noise import OVERFLOW, SAMPLING, Noise, uniforms
 from discreet.plan import Plan
+from discreet.query import Numbers
 
 FULL_MASK_ROWS = 16384
 
@@ -18,8 +19,8 @@ class Batches(NamedTuple):
     `indices` is None where every stored row is looked at.
     """
 
-    indices: np.ndarray | None
-    multiplicity: np.ndarray
+    indices: Numbers | None
+    multiplicity: Numbers
 
 
 def draw_batches(noise: Noise, chunk: int, plan: Plan, steps: int, counts: np.ndarray | None) -> Batches:

@@ -75,7 +75,14 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
         return State(state.phi + change, memory), Point(state.phi, gradient, jnp.asarray(1 / beta))
 
     return Query(
-        init, ask, row_value, update, lambda state: state.phi, 2 * model.dim, model.columns, describe(settings)
+        init,
+        ask,
+        row_value,
+        update,
+        lambda state: state.phi,
+        2 * model.dim,
+        model.columns,
+        describe(settings),
     )
 
 
@@ -104,7 +111,9 @@ def check(model: Model, settings: Settings) -> None:
     for name in Settings._fields[:3]:
         value = np.asarray(getattr(settings, name))
         if value.shape != (2 * model.dim,):
-            raise ValueError(f"{name} has shape {value.shape}; a model of {model.dim} parameters needs ({2 * model.dim},)")
+            raise ValueError(
+                f"{name} has shape {value.shape}; a model of {model.dim} parameters needs ({2 * model.dim},)"
+            )
         if not np.isfinite(value).all() or (name != "start" and (value <= 0).any()):
             raise ValueError(f"{name} must be finite{'' if name == 'start' else ' and positive'}")
     if settings.draws < 1:

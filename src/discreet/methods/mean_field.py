@@ -4,19 +4,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from discreet.query import Numbers
 
-def pack(mean: Array, sd: Array) -> Array:
+
+def pack(mean: Numbers, sd: Numbers) -> Array:
     """φ of the Gaussian with these means and standard deviations."""
-    return jnp.concatenate([mean, sd + jnp.log(-jnp.expm1(-sd))])
+    return jnp.concatenate([jnp.asarray(mean), sd + jnp.log(-jnp.expm1(-sd))])
 
 
-def unpack(phi: Array) -> tuple[Array, Array]:
+def unpack(phi: Numbers) -> tuple[Array, Array]:
     """(mean, sd) of q; works on any leading axes."""
     mean, scale = jnp.split(phi, 2, axis=-1)
     return mean, jax.nn.softplus(scale)
 
 
-def transform(phi: Array, eta: Array) -> Array:
+def transform(phi: Numbers, eta: Numbers) -> Array:
     """z = m + T(s)·η for standard normal η."""
     mean, sd = unpack(phi)
     return mean + sd * eta

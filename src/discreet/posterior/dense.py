@@ -2,8 +2,10 @@
 
 The location block of the trace follows y_t = B(x_t − φ*) + noise with B = κA symmetric. A Gaussian linear model: given
 the noise variance, the entries of B have a joint Gaussian posterior; given B, φ* is Gaussian; given both, z is Gaussian
-around φ* with precision A, so no mean-field width enters. Two public facts keep weak directions in place: A is at
-least the prior's precision, and φ* is distributed like the prior before anything is seen.
+around φ* with precision A, so no mean-field width enters. Public knowledge keeps weak directions in place: A is around
+its expected value (prior precision plus N times the Fisher information of simulated rows), with a standard deviation as
+large as that value itself; it is at least the prior's precision; and φ* is distributed like the prior before anything
+is seen. None of it is taken from the trace, so nothing is used twice.
 """
 
 from typing import NamedTuple
@@ -16,6 +18,14 @@ from discreet.release import Release
 
 MOST_PARAMETERS = 100
 _DRAWS_AT_ONCE = 2**24
+
+
+class Prior(NamedTuple):
+    """What is known in public about each parameter: its prior mean and sd, and the curvature to expect."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+    curvature: np.ndarray
 
 
 class Draws(NamedTuple):
@@ -33,26 +43,20 @@ class Curvature(NamedTuple):
 
 
 def noise_aware(
-    rng: np.random.Generator,
-    release: Release,
-    draws: int = 4000,
-    *,
-    prior_mean: np.ndarray,
-    prior_sd: np.ndarray,
-    burn_in: float = 0.2,
+    rng: np.random.Generator, release: Release, prior: Prior, draws: int = 4000, *, burn_in: float = 0.2
 ) -> Draws:
     """Draws of φ* and of z from a release that kept its trace."""
-    x, y, known = location_trace(release, len(prior_mean), burn_in)
-    curvature, variance = fit_curvature(x / prior_sd, y * prior_sd, known * prior_sd**2)
-    rate, dim = release.plan.sampling_prob, len(prior_mean)
-    mean_x, mean_y = (x.mean(0) - prior_mean) / prior_sd, y.mean(0) * prior_sd
+    rate, dim = release.plan.sampling_prob, len(prior.mean)
+    x, y, known = location_trace(release, dim, burn_in)
+    x, y, known = (x - prior.mean) / prior.sd, y * prior.sd, known * prior.sd**2
+    curvature, variance = fit_curvature(x, y, known, rate * prior.curvature * prior.sd**2)
     optima, spreads = [], []
     for count in _portions(draws, dim):
         b, inverse_root = _draw_curvature(rng, curvature, rate, count, dim)
-        optima.append(_draw_optimum(rng, b, mean_x, mean_y, variance / len(x)))
+        optima.append(_draw_optimum(rng, b, x.mean(0), y.mean(0), variance / len(x)))
         spreads.append(np.einsum("nij,nj->ni", inverse_root, np.sqrt(rate) * rng.standard_normal((count, dim))))
-    optimum = prior_mean + prior_sd * np.concatenate(optima)
-    return Draws(optimum, optimum + prior_sd * np.concatenate(spreads))
+    optimum = prior.mean + prior.sd * np.concatenate(optima)
+    return Draws(optimum, optimum + prior.sd * np.concatenate(spreads))
 
 
 def location_trace(release: Release, dim: int, burn_in: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -72,16 +76,20 @@ def location_trace(release: Release, dim: int, burn_in: float) -> tuple[np.ndarr
     return x, y, (release.plan.noise_std * scale[0]) ** 2
 
 
-def fit_curvature(x: np.ndarray, y: np.ndarray, known: np.ndarray) -> tuple[Curvature, np.ndarray]:
-    """Regression of y on x with a symmetric slope matrix; residual variance above the known noise is kept as noise."""
+def fit_curvature(x, y, known: np.ndarray, expected: np.ndarray) -> tuple[Curvature, np.ndarray]:
+    """Regression of y on x with a symmetric slope matrix around diag(expected).
+
+    Entries have prior sd √(expected_i expected_j), half that off the diagonal. Residual variance above the known noise
+    is kept as noise.
+    """
     dx, dy = x - x.mean(0), y - y.mean(0)
     xx, yx = dx.T @ dx, dy.T @ dx
     free = np.linalg.solve(xx, yx.T).T
     residual = ((dy - dx @ free.T) ** 2).sum(0) / (len(x) - x.shape[1] - 1)
     variance = np.maximum(known, residual)
-    place = _triangle_places(x.shape[1])
-    size = place.max() + 1
-    precision, shift = np.zeros((size, size)), np.zeros(size)
+    place, upper = _triangle_places(x.shape[1]), np.triu_indices(x.shape[1])
+    weight = (np.outer(expected, expected) * np.where(np.eye(len(expected)), 1.0, 0.25))[upper] ** -1
+    precision, shift = np.diag(weight), weight * np.diag(expected)[upper]
     for row, spots in enumerate(place):
         precision[np.ix_(spots, spots)] += xx / variance[row]
         shift[spots] += yx[row] / variance[row]
@@ -91,7 +99,9 @@ def fit_curvature(x: np.ndarray, y: np.ndarray, known: np.ndarray) -> tuple[Curv
 
 def _draw_curvature(rng, curvature: Curvature, rate: float, count: int, dim: int):
     """Draws of B with eigenvalues at least κ (the prior's share, in prior units), and of B^{-1/2}."""
-    noise = linalg.solve_triangular(curvature.factor, rng.standard_normal((len(curvature.mean), count)), trans=1, lower=True)
+    noise = linalg.solve_triangular(
+        curvature.factor, rng.standard_normal((len(curvature.mean), count)), trans=1, lower=True
+    )
     entries = curvature.mean + noise.T
     values, vectors = np.linalg.eigh(entries[:, _triangle_places(dim)])
     values = np.maximum(values, rate)[:, None, :]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from discreet.release import Release
+from discreet.release import Blocks, Release
 
 FEWEST_STEPS = 10
 
@@ -32,13 +32,19 @@ def tail(release: Release, burn_in: float = 0.2) -> Moments:
     """
     if not 0 <= burn_in < 1:
         raise ValueError(f"burn_in={burn_in} must lie in [0, 1)")
-    blocks = release.blocks
+    with np.errstate(invalid="ignore", over="ignore"):
+        moments = _join(release.blocks, burn_in)
+    _check(moments)
+    return moments
+
+
+def _join(blocks: Blocks, burn_in: float) -> Moments:
     first = round(burn_in * blocks.weight.shape[-2])
-    steps, weight, mean_x, mean_y, xx, xy, yy, _ = (field[..., first:, :] for field in blocks)
+    steps, weight, mean_x, mean_y, xx, xy, yy, _ = (np.asarray(field)[..., first:, :] for field in blocks)
     total = weight.sum(-2)
     x, y = (weight * mean_x).sum(-2) / total, (weight * mean_y).sum(-2) / total
     dx, dy = mean_x - x[..., None, :], mean_y - y[..., None, :]
-    moments = Moments(
+    return Moments(
         steps=steps.sum(-2),
         weight=total,
         mean_x=x,
@@ -47,8 +53,6 @@ def tail(release: Release, burn_in: float = 0.2) -> Moments:
         xy=(xy + weight * dx * dy).sum(-2),
         yy=(yy + weight * dy * dy).sum(-2),
     )
-    _check(moments)
-    return moments
 
 
 def _check(moments: Moments) -> None:

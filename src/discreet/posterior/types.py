@@ -43,7 +43,9 @@ class Posterior:
 
     def __repr__(self) -> str:
         chains, draws = self.z.shape[:2]
-        return f"Posterior({self.info.get('method')}: {chains * draws} draws of {', '.join(self.draws)}; {self.guarantee})"
+        return (
+            f"Posterior({self.info.get('method')}: {chains * draws} draws of {', '.join(self.draws)}; {self.guarantee})"
+        )
 
     def summary(self, prob: float = 0.9) -> "pandas.DataFrame":
         """Mean, sd and central interval of probability `prob`, one row per scalar parameter."""
@@ -56,7 +58,12 @@ class Posterior:
             flat = values.reshape(-1, *values.shape[2:])
             low, high = np.quantile(flat, [(1 - prob) / 2, (1 + prob) / 2], axis=0)
             for place in np.ndindex(flat.shape[1:]):
-                records[self._label(name, place)] = [flat.mean(0)[place], flat.std(0)[place], low[place], high[place]]
+                records[self._label(name, place)] = [
+                    flat.mean(0)[place],
+                    flat.std(0)[place],
+                    low[place],
+                    high[place],
+                ]
         columns = ["mean", "sd", f"{50 * (1 - prob):g}%", f"{50 * (1 + prob):g}%"]
         return pandas.DataFrame.from_dict(records, orient="index", columns=columns)
 
@@ -66,7 +73,9 @@ class Posterior:
         `table` needs the covariates only. It is not the private table: what goes in is not protected here.
         """
         if self.model is None or self.schema is None or self.model.mean is None:
-            raise ValueError("this posterior cannot predict: it has no model with a mean; pass model= to Posterior.load")
+            raise ValueError(
+                "this posterior cannot predict: it has no model with a mean; pass model= to Posterior.load"
+            )
         covariates = [name for name in self.model.columns if name not in self.model.outcome]
         if not covariates:
             raise ValueError("this model has no covariates to predict from")

@@ -1,0 +1,211 @@
+"""Regressions in the columns' own units: scipy.stats and statsmodels are the oracles."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from scipy import stats
+
+from discreet.evaluate.reference import non_private
+from discreet.families.glm import PRIORS, Priors, glm
+from discreet.schema import Categorical, Numeric, Schema, SchemaError
+
+AGE, SEX = Numeric("age", 20, 60), Categorical("sex", ("f", "m", "x"))
+OUTCOMES = {
+    "gaussian": Numeric("y", -10, 50),
+    "logistic": Categorical("y", ("no", "yes")),
+    "poisson": Numeric("y", 0, 200, integer=True),
+}
+SCHEMAS = {family: Schema((AGE, SEX, outcome)) for family, outcome in OUTCOMES.items()}
+MODELS = {family: glm(family, "y", ["age", "sex"], schema) for family, schema in SCHEMAS.items()}
+FAMILIES = list(MODELS)
+FLAT = Priors(1e4, 1e4, (0.0, 1e4))
+
+Z = {
+    "gaussian": np.array([0.8, -1.1, 0.4, 0.7, 5.0]),
+    "logistic": np.array([0.3, -1.2, 0.5, 0.9]),
+    "poisson": np.array([1.1, -0.6, 0.4, 0.2]),
+}
+VALUES = {"gaussian": [-10.0, 21.3, 50.0], "logistic": [0, 1, 1], "poisson": [0.0, 3.0, 17.0]}
+
+
+def rows_of(family):
+    """Three rows that visit both bounds of the number and every level, and the outcomes 0 and 1."""
+    y = np.array(VALUES[family], np.int32 if family == "logistic" else float)
+    return {"age": np.array([20.0, 33.5, 60.0]), "sex": np.array([0, 1, 2], np.int32), "y": y}
+
+
+def by_hand(coefficients, rows):
+    """The linear predictor from raw columns: the intercept is at mid-bounds and first levels."""
+    intercept, age, m, x = np.asarray(coefficients, float)
+    return intercept + age * (rows["age"] - 40) + m * (rows["sex"] == 1) + x * (rows["sex"] == 2)
+
+
+def log_density(family, parameters, rows):
+    """scipy's log density of the outcome in its own units, up to the constant that the model leaves out."""
+    predictor = by_hand(parameters["coefficients"], rows)
+    if family == "gaussian":
+        left_out = np.log(30) + 0.5 * np.log(2 * np.pi)
+        return stats.norm.logpdf(rows["y"], predictor, float(parameters["sigma"])) + left_out
+    if family == "logistic":
+        return stats.bernoulli.logpmf(rows["y"], 1 / (1 + np.exp(-predictor)))
+    return stats.poisson.logpmf(rows["y"], np.exp(predictor))
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_likelihood_and_parameters_are_those_of_the_raw_columns(family, x64):
+    model, rows = MODELS[family], rows_of(family)
+    with jax.enable_x64(x64):
+        z = jnp.asarray(Z[family])
+        ours = np.asarray(jax.vmap(lambda row: model.log_likelihood(z, row))(rows))
+        parameters = model.constrain(z)
+    assert ours.dtype == (np.float64 if x64 else np.float32)
+    np.testing.assert_allclose(ours, log_density(family, parameters, rows), rtol=1e-12 if x64 else 1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mean_is_the_inverse_link_of_the_predictor(family):
+    model, rows = MODELS[family], rows_of(family)
+    with jax.enable_x64(True):
+        z = jnp.asarray(Z[family])
+        mean = np.asarray(jax.vmap(lambda row: model.mean(z, row))(rows))
+        predictor = by_hand(model.constrain(z)["coefficients"], rows)
+    inverse = {"gaussian": lambda u: u, "logistic": lambda u: 1 / (1 + np.exp(-u)), "poisson": np.exp}[family]
+    np.testing.assert_allclose(mean, inverse(predictor), rtol=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mean_is_the_average_of_simulated_outcomes(family):
+    """False alarms: 1e-5 for each of three rows; bounds are too far to matter."""
+    model, rows = MODELS[family], rows_of(family)
+    with jax.enable_x64(True):
+        z, keys = jnp.asarray(Z[family]), jax.random.split(jax.random.key(1), (3, 4000))
+        draw = jax.vmap(jax.vmap(lambda key, row: model.simulate(key, z, row)["y"], in_axes=(0, None)))
+        outcomes = np.asarray(jax.jit(draw)(keys, rows))
+        mean = np.asarray(jax.vmap(lambda row: model.mean(z, row))(rows))
+    error = outcomes.std(1) / np.sqrt(4000)
+    assert (np.abs(outcomes.mean(1) - mean) < stats.norm.isf(1e-5 / 2) * error).all()
+
+
+@pytest.mark.parametrize(("family", "integer"), [("gaussian", False), ("gaussian", True), ("poisson", True)])
+def test_simulated_outcomes_are_rows_that_the_schema_declares(family, integer):
+    outcome = Numeric("y", 0, 3, integer=integer)
+    model = glm(family, "y", [], Schema((outcome,)))
+    z = jnp.asarray([1.0, 1.0] if family == "gaussian" else [1.0])
+    draws = np.asarray(jax.vmap(lambda key: model.simulate(key, z, {})["y"])(jax.random.split(jax.random.key(2), 300)))
+    assert draws.min() == 0
+    assert draws.max() == 3
+    assert not integer or (draws == np.round(draws)).all()
+    assert np.issubdtype(draws.dtype, np.floating)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "dtype"), [(Categorical("y", (False, True)), np.int32), (Numeric("y", 0, 1, integer=True), np.float32)]
+)
+def test_a_binary_outcome_may_be_levels_or_an_integer(outcome, dtype):
+    model = glm("logistic", "y", [], Schema((outcome,)))
+    keys = jax.random.split(jax.random.key(3), 100)
+    draws = np.asarray(jax.vmap(lambda key: model.simulate(key, jnp.zeros(1), {})["y"])(keys))
+    assert draws.dtype == dtype
+    assert set(draws.tolist()) == {0, 1}
+
+
+def test_the_simulator_survives_a_predictor_that_overflows():
+    model = MODELS["poisson"]
+    row = {"age": 60.0, "sex": 0}
+    assert model.simulate(jax.random.key(0), jnp.asarray([100.0, 0, 0, 0]), row)["y"] == 200
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def fitted(request):
+    """A simulated table, our mode under a nearly flat prior, and statsmodels' maximum likelihood fit."""
+    family = request.param
+    model = glm(family, "y", ["age", "sex"], SCHEMAS[family], priors=FLAT)
+    rng = np.random.default_rng(4)
+    table = SCHEMAS[family].sample(rng, 120)
+    with jax.enable_x64(True):
+        one = jax.vmap(lambda key, row: model.simulate(key, jnp.asarray(Z[family]), row))
+        table |= {name: np.asarray(v) for name, v in one(jax.random.split(jax.random.key(5), 120), table).items()}
+        mode = non_private(model, table)
+        jacobian = np.asarray(jax.jacobian(lambda z: model.constrain(z)["coefficients"])(jnp.asarray(mode.mean)))
+        parameters = jax.tree.map(np.asarray, model.constrain(jnp.asarray(mode.mean)))
+    design = np.stack([np.ones(120), table["age"], table["sex"] == 1, table["sex"] == 2], 1).astype(float)
+    links = {"gaussian": sm.families.Gaussian, "logistic": sm.families.Binomial, "poisson": sm.families.Poisson}
+    theirs = sm.GLM(table["y"].astype(float), design, links[family]()).fit(tol=1e-12)
+    return family, parameters, jacobian @ mode.covariance @ jacobian.T, theirs
+
+
+def at_mid_bounds(values):
+    """statsmodels' intercept is at age 0; ours is at age 40."""
+    shift = np.eye(4)
+    shift[0, 1] = 40
+    return shift @ values if values.ndim == 1 else shift @ values @ shift.T
+
+
+def test_flat_prior_mode_is_the_maximum_likelihood_fit(fitted):
+    family, parameters, _, theirs = fitted
+    np.testing.assert_allclose(parameters["coefficients"], at_mid_bounds(theirs.params), rtol=1e-5, atol=1e-7)
+    if family == "gaussian":
+        np.testing.assert_allclose(parameters["sigma"], np.sqrt(np.mean(theirs.resid_response**2)), rtol=1e-6)
+
+
+def test_flat_prior_covariance_is_that_of_maximum_likelihood(fitted):
+    family, _, covariance, theirs = fitted
+    scale = 116 / 120 if family == "gaussian" else 1.0  # statsmodels divides the residuals by N − 4
+    np.testing.assert_allclose(covariance, scale * at_mid_bounds(theirs.cov_params()), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prior_density_and_prior_draws_are_the_same_normal(family):
+    """The log density is quadratic, and standardised draws pass Kolmogorov-Smirnov. False alarms: 1e-4."""
+    model, priors = MODELS[family], PRIORS[family]
+    sd = np.array([priors.intercept_sd] + [priors.slope_sd] * 3)
+    mean = np.array([np.log(200) / 3 if family == "poisson" else 0.0, 0, 0, 0])
+    if family == "gaussian":
+        mean, sd = np.append(mean, priors.inverse_sigma[0]), np.append(sd, priors.inverse_sigma[1])
+    with jax.enable_x64(True):
+        draws = np.asarray(jax.jit(jax.vmap(model.sample_prior))(jax.random.split(jax.random.key(6), 1000)))
+        log_prior = np.asarray(jax.vmap(model.log_prior)(jnp.asarray(draws[:5])))
+    expected = stats.norm.logpdf(draws[:5], mean, sd).sum(1)
+    np.testing.assert_allclose(np.diff(log_prior), np.diff(expected), rtol=1e-9)
+    assert stats.kstest(((draws - mean) / sd).ravel(), "norm").pvalue > 1e-4
+
+
+def test_labels_and_columns_name_every_coefficient_but_the_first_level():
+    model = MODELS["logistic"]
+    assert model.labels["coefficients"] == ("Intercept", "age", "sex[m]", "sex[x]")
+    assert (model.dim, model.columns, model.outcome) == (4, ("age", "sex", "y"), ("y",))
+    assert MODELS["gaussian"].dim == 5
+
+
+@pytest.mark.parametrize(
+    ("family", "outcome", "covariates", "message"),
+    [
+        ("probit", "yes", ["age"], "family='probit' must be one of"),
+        ("logistic", "yes", ["yes"], "outcome='yes' is also a covariate"),
+        ("logistic", "yes", ["age", "age"], "has a name twice"),
+        ("logistic", "three", ["age"], "two levels"),
+        ("logistic", "count", ["age"], "bounds 0 and 1"),
+        ("logistic", "share", ["age"], "bounds 0 and 1"),
+        ("poisson", "age", ["count"], "integer column"),
+        ("poisson", "below", ["age"], "bounds ≥ 0"),
+        ("poisson", "yes", ["age"], "integer column"),
+        ("gaussian", "yes", ["age"], "numeric column"),
+        ("gaussian", "age", ["nowhere"], "no column 'nowhere'"),
+    ],
+)
+def test_what_is_no_regression_is_refused(family, outcome, covariates, message):
+    schema = Schema(
+        (
+            Numeric("age", 20, 60),
+            Numeric("share", 0, 1),
+            Numeric("count", 0, 9, integer=True),
+            Numeric("below", -1, 9, integer=True),
+            Categorical("yes", ("no", "yes")),
+            Categorical("three", ("a", "b", "c")),
+        )
+    )
+    with pytest.raises((ValueError, SchemaError), match=message):
+        glm(family, outcome, covariates, schema)

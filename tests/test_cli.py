@@ -1,0 +1,293 @@
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from discreet import cli, planner
+from discreet.mechanism import loop
+from discreet.posterior.types import Posterior
+from discreet.schema import Schema
+from tests import tiny
+
+SCHEMA = """
+[columns.age]
+bounds = [20, 60]
+[columns.sex]
+levels = ["f", "m"]
+[columns.ill]
+levels = ["no", "yes"]
+[columns.visits]
+bounds = [0, 9]
+integer = true
+"""
+FIT = {"--schema": "ok.toml", "--outcome": "ill", "--family": "logistic", "--covariates": "age,sex"}
+FIT |= {"--epsilon": "1", "--delta": "1e-4", "--out": "out"}
+ACCOUNT = {"--epsilon": "1", "--delta": "1e-5", "--sampling": "0.1", "--steps": "10"}
+
+
+def write(path, rows, names=("age", "sex", "ill", "visits")):
+    with Path(path).open("w", newline="") as lines:
+        csv.writer(lines).writerows([names, *rows])
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with good and bad tables and schemas, and the tiny plan for every fit."""
+    monkeypatch.chdir(tmp_path)
+    rows = [(age, sex, ill, 2) for age, sex, ill in zip(*tiny.table().values(), strict=True)]
+    write("t.csv", rows)
+    write("empty.csv", [])
+    write("missing.csv", [*rows, (None, "f", "no", 1)])
+    write("level.csv", [*rows, (30, "x", "no", 1)])
+    Path("nothing.csv").write_bytes(b"")
+    Path("binary.csv").write_bytes(bytes(range(256)) * 20)
+    Path("ragged.csv").write_text("age,sex,ill\n1,f,no\n2,m\n")
+    Path("ok.toml").write_text(SCHEMA)
+    Path("guess.toml").write_text(SCHEMA + "confirmed = false\n")
+    Path("bad.toml").write_text("[columns.age]\nbounds = [60, 20]\n")
+    monkeypatch.setattr(planner, "choose", lambda *_: tiny.choice())
+    return tmp_path
+
+
+def call(capsys, *arguments, **options):
+    """Exit code, standard output and standard error of one command."""
+    given = [part for pair in options.items() for part in pair]
+    with pytest.raises(SystemExit) as done:
+        cli.main([*arguments, *given])
+    return done.value.code, *capsys.readouterr()
+
+
+def tree(folder):
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def assert_refused(capsys, folder, reason, *arguments, **options):
+    """One line on standard error, code 2, nothing on standard output, nothing written."""
+    before = tree(folder)
+    code, out, err = call(capsys, *arguments, **options)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert reason in err
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "reason"),
+    [
+        ("nowhere.csv", {}, "nowhere.csv is not a file: check the path"),
+        ("ok.toml", {}, "give a .csv or .parquet file"),
+        ("binary.csv", {}, "UTF-8"),
+        ("ragged.csv", {}, "equally many cells"),
+        ("nothing.csv", {}, "no column"),
+        ("empty.csv", {}, "no rows"),
+        ("missing.csv", {}, "1 missing values: set missing"),
+        ("level.csv", {}, "undeclared levels"),
+        ("t.csv", {"--schema": "nowhere.toml"}, "nowhere.toml cannot be read"),
+        ("t.csv", {"--schema": "t.csv"}, "not TOML"),
+        ("t.csv", {"--schema": "bad.toml"}, "low < high"),
+        ("t.csv", {"--schema": "guess.toml", "--covariates": "visits"}, "unconfirmed"),
+        ("t.csv", {"--outcome": "wat"}, "no column 'wat'"),
+        ("t.csv", {"--outcome": "age", "--covariates": "sex"}, "age"),
+        ("t.csv", {"--covariates": "age,wat"}, "no column 'wat'"),
+        ("t.csv", {"--covariates": "age, age"}, "twice"),
+        ("t.csv", {"--covariates": "ill"}, "also a covariate"),
+        ("t.csv", {"--covariates": " "}, "names no column"),
+        ("t.csv", {"--covariates": ""}, "names no column"),
+        ("t.csv", {"--family": "probit"}, "'probit' must be one of"),
+        ("t.csv", {"--family": "poisson"}, "integer column"),
+        ("t.csv", {"--family": "gaussian"}, "numeric column"),
+        ("t.csv", {"--epsilon": "abc"}, "--epsilon"),
+        ("t.csv", {"--simulate": "half"}, "--simulate"),
+        ("t.csv", {"--out": "ok.toml"}, "out=ok.toml exists: choose another"),
+        ("t.csv", {"--out": "t.csv/out"}, "out=t.csv/out cannot be written"),
+        ("t.csv", {"--out": "/proc/nowhere/out"}, "cannot be written"),
+        ("t.csv", {"--bogus": "1"}, "--bogus"),
+    ],
+)
+def test_fit_refuses_before_any_row_is_asked(here, capsys, monkeypatch, table, changes, reason):
+    monkeypatch.setattr(loop, "run", lambda *_, **__: pytest.fail("the rows were asked"))
+    assert_refused(capsys, here, reason, "fit", table, **FIT | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"--epsilon": "0"}, "epsilon=0.0 must be positive"),
+        ({"--epsilon": "-1"}, "epsilon=-1.0 must be positive"),
+        ({"--epsilon": "nan"}, "epsilon=nan must be positive"),
+        ({"--delta": "0"}, "delta=0.0 must lie in (0, 1)"),
+    ],
+)
+def test_fit_refuses_an_impossible_budget(here, capsys, monkeypatch, changes, reason):
+    """With the real planner, cut short: the budget is judged there."""
+    from discreet.accounting import calibrate
+
+    monkeypatch.setattr(planner, "choose", lambda *given: calibrate(tiny.choice().plan, *given[3:]))
+    assert_refused(capsys, here, reason, "fit", "t.csv", **FIT | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"--epsilon": "0"}, "epsilon=0.0"),
+        ({"--delta": "1"}, "delta=1.0"),
+        ({"--sampling": "2"}, "sampling_prob=2.0"),
+        ({"--sampling": "nan", "--rows": "100"}, "sampling_prob=nan"),
+        ({"--sampling": "5", "--rows": "100"}, "sampling_prob=5.0"),
+        ({"--steps": "0"}, "steps=0"),
+        ({"--steps": "1.5"}, "--steps"),
+        ({"--rows": "0"}, "num_rows=0"),
+    ],
+)
+def test_account_refuses_what_is_no_plan(here, capsys, changes, reason):
+    assert_refused(capsys, here, reason, "account", **ACCOUNT | changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["schema"], "table"),
+        (["schema", "nowhere.csv"], "check the path"),
+        (["schema", "nothing.csv"], "nothing.csv"),
+        (["schema", "empty.csv"], "no rows"),
+        (["schema", "t.csv", "--out", "ok.toml"], "exists: choose another"),
+        (["schema", "t.csv", "--out", "t.csv/s.toml"], "cannot be written"),
+        (["frobnicate"], "frobnicate"),
+        (["demo", "--out", "."], "choose another folder"),
+        (["demo", "--out", "t.csv"], "not a folder"),
+        (["demo", "--out", "/proc/nowhere/x"], "cannot be written"),
+    ],
+)
+def test_other_commands_refuse_in_one_line(here, capsys, arguments, reason):
+    assert_refused(capsys, here, reason, *arguments)
+
+
+def test_a_draft_is_refused_until_a_person_has_confirmed_it(here, capsys):
+    code, toml, _ = call(capsys, "schema", "t.csv")
+    assert code == 0
+    assert call(capsys, "schema", "t.csv", "--out", "deep/s.toml")[:2] == (0, "")
+    assert Path("deep/s.toml").read_text() == toml
+    assert set(Schema.load("deep/s.toml").unconfirmed) == {"age", "sex", "ill", "visits"}
+    assert_refused(capsys, here, "unconfirmed", "fit", "t.csv", **FIT | {"--schema": "deep/s.toml"})
+    Path("s.toml").write_text(toml.replace("confirmed = false", ""))
+    assert Schema.load("s.toml").unconfirmed == ()
+
+
+def test_fit_writes_a_private_run_and_says_what_it_modelled(here, capsys):
+    code, out, err = call(capsys, "fit", "t.csv", **FIT | {"--out": "deep/out"})
+    assert (code, err) == (0, "")
+    assert "log odds of ill = yes against no" in out
+    assert "NOT PRIVATE" not in out
+    assert "wrote deep/out/" in out
+    for label in ("Intercept", "age", "sex[m]"):
+        assert label in out
+    assert Posterior.load("deep/out/posterior.nc").guarantee.private
+    assert "log odds of ill = yes against no" in Path("deep/out/report.html").read_text(encoding="utf-8")
+
+
+def test_a_rehearsal_as_json_is_one_object_that_says_it_is_not_private(here, capsys):
+    code, out, err = call(capsys, "fit", "t.csv", "--json", **FIT | {"--simulate": "3"})
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
+    assert facts["private"] is False
+    assert facts["guarantee"]["noise"] == "simulated"
+    assert facts["model"]["modelled_level"] == "yes"
+    assert facts["out"] == "out"
+    assert facts["summary"] == Posterior.load("out/posterior.nc").summary().to_dict(orient="index")
+    assert "NOT PRIVATE" in Path("out/report.html").read_text(encoding="utf-8")
+
+
+def test_a_delta_of_one_row_is_warned_of(here, capsys, monkeypatch):
+    monkeypatch.setattr("discreet.fitting.fit", lambda *_, **__: tiny.posterior())
+    code, _, err = call(capsys, "fit", "t.csv", **FIT | {"--delta": "0.01"})
+    assert code == 0
+    assert err.startswith("warning: delta=0.01 is at least 1/300")
+    assert "protects nobody" in err
+    assert err.count("\n") == 1
+    code, _, err = call(capsys, "account", **ACCOUNT | {"--delta": "0.1", "--rows": "100"})
+    assert code == 0
+    assert "1/100" in err
+
+
+def test_what_was_bought_is_shown_even_if_the_disk_is_full(here, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device", "out")
+
+    monkeypatch.setattr("discreet.fitting.fit", lambda *_, **__: tiny.posterior())
+    monkeypatch.setattr("discreet.report.folder.save_run", full)
+    code, out, err = call(capsys, "fit", "t.csv", **FIT)
+    assert code == 1
+    assert "Intercept" in out
+    assert "wrote" not in out
+    assert "No space left" in err
+    assert "the budget is spent" in err
+
+
+def test_covariates_may_have_spaces_and_quotes_around_them(here, capsys, monkeypatch):
+    seen = []
+
+    def fit(model, *_, **__):
+        seen.append(model.description["covariates"])
+        return tiny.posterior()
+
+    monkeypatch.setattr("discreet.fitting.fit", fit)
+    call(capsys, "fit", "t.csv", **FIT | {"--covariates": 'sex , "age"', "--out": "a"})
+    call(capsys, "fit", "t.csv", **{name: value for name, value in FIT.items() if name != "--covariates"})
+    assert seen == [["sex", "age"], ["age", "sex", "visits"]]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, EOFError])
+def test_an_interrupt_is_an_error_of_one_line(here, capsys, monkeypatch, stop):
+    def interrupted(*_, **__):
+        raise stop
+
+    monkeypatch.setattr("discreet.fitting.fit", interrupted)
+    code, out, err = call(capsys, "fit", "t.csv", **FIT)
+    assert (code, out) == (130, "")
+    assert err.strip().startswith("error: interrupted: nothing was written")
+    assert not Path("out").exists()
+
+
+def test_a_bug_is_not_dressed_up_and_its_traceback_shows_no_values(here, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("discreet.fitting.fit", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["fit", "t.csv", *(part for pair in FIT.items() for part in pair)])
+    assert cli.app.pretty_exceptions_enable is False
+
+
+def test_account_prints_the_noise_that_meets_the_budget(capsys):
+    code, out, err = call(capsys, "account", **ACCOUNT)
+    assert (code, err) == (0, "")
+    assert out.startswith("σ = ")
+    code, text, _ = call(capsys, "account", "--json", **ACCOUNT)
+    facts = json.loads(text)
+    assert code == 0
+    assert facts["epsilon"] <= 1
+    assert f"{facts['noise_multiplier']:.6g}" in out
+
+
+def test_help_and_version(capsys):
+    assert call(capsys, "--version")[:2] == (0, "0.1.0\n")
+    code, out, err = call(capsys)
+    assert (code, err) == (0, "")
+    assert all(name in out for name in ("schema", "account", "fit", "demo"))
+
+
+def test_a_terminal_without_greek_letters_loses_no_run(tmp_path):
+    """The installed command in a pipe that knows ASCII only."""
+    options = [part for pair in ACCOUNT.items() for part in pair]
+    command = [sys.executable, "-m", "discreet.cli", "account", *options]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "noise multiplier" in done.stdout

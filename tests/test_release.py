@@ -1,0 +1,134 @@
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from discreet.plan import Plan
+from discreet.query import Point
+from discreet.release import Blocks, Release, summarize
+
+PLAN = Plan(num_rows=50, steps=30, sampling_prob=0.2, clip_norm=1.5, noise_multiplier=3.25, batch_limit=25)
+RNG = np.random.default_rng(0)
+TRACE = Point(*(RNG.normal(size=(30, 4)) for _ in range(2)), scale=RNG.uniform(0.5, 2, (30, 4)))
+
+
+def release(trace=None):
+    blocks = Blocks(*(RNG.normal(size=(3, 4)) for _ in Blocks._fields))
+    settings = {"method": "mean-field ELBO", "rate": [0.1, 1 / 3]}
+    return Release(PLAN, "simulated", settings, blocks, RNG.normal(size=4), trace)
+
+
+def rewrite(folder, change):
+    """Change the arrays and put the right checksum on them: what a checksum alone cannot see."""
+    change(folder / "arrays.npz")
+    facts = json.loads((folder / "release.json").read_text())
+    facts["sha256"] = hashlib.sha256((folder / "arrays.npz").read_bytes()).hexdigest()
+    (folder / "release.json").write_text(json.dumps(facts))
+
+
+def edit(folder, **changes):
+    facts = json.loads((folder / "release.json").read_text())
+    (folder / "release.json").write_text(json.dumps(facts | changes))
+
+
+@pytest.mark.parametrize("trace", [None, TRACE], ids=["without trace", "with trace"])
+def test_what_is_saved_is_loaded_to_the_last_bit(tmp_path, trace):
+    saved = release(trace)
+    loaded = Release.load(saved.save(tmp_path / "release"))
+    assert (loaded.plan, loaded.noise, loaded.settings) == (saved.plan, saved.noise, saved.settings)
+    for ours, theirs in zip((*saved.blocks, saved.last), (*loaded.blocks, loaded.last), strict=True):
+        np.testing.assert_array_equal(ours, theirs, strict=True)
+    assert (loaded.trace is None) == (trace is None)
+    for ours, theirs in zip(trace or (), loaded.trace or (), strict=True):
+        np.testing.assert_array_equal(ours, theirs, strict=True)
+
+
+def test_saving_again_replaces_the_release(tmp_path):
+    release(TRACE).save(tmp_path / "release")
+    second = release()
+    loaded = Release.load(second.save(tmp_path / "release"))
+    assert loaded.trace is None
+    np.testing.assert_array_equal(loaded.last, second.last)
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path):
+    unsayable = Release(PLAN, "simulated", {"rate": object()}, release().blocks, np.zeros(4))
+    with pytest.raises(TypeError):
+        unsayable.save(tmp_path / "release")
+    assert list(tmp_path.iterdir()) == []
+
+
+def cut(folder):
+    path = folder / "arrays.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(folder):
+    path = folder / "arrays.npz"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def pickled_array(path):
+    np.savez(path, steps=np.array([{"a": 1}], dtype=object))
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def without_last(path):
+    np.savez(path, **{name: np.zeros(3) for name in Blocks._fields})
+
+
+AWAITED = pytest.mark.xfail(strict=True, reason="Release.load lets another exception through")
+LEAKS = pytest.mark.xfail(run=False, reason="np.load leaves the file open, which fails a later test")
+REFUSALS = [
+    pytest.param(cut, "checksum", id="cut short"),
+    pytest.param(flip, "checksum", id="one bit altered"),
+    pytest.param(lambda f: (f / "arrays.npz").unlink(), r"no arrays\.npz", id="no arrays"),
+    pytest.param(lambda f: (f / "release.json").unlink(), r"no release\.json", id="no facts"),
+    pytest.param(lambda f: (f / "release.json").write_text("{"), "not JSON", id="not JSON"),
+    pytest.param(lambda f: (f / "release.json").write_text("{}"), "format 1", id="foreign JSON"),
+    pytest.param(lambda f: (f / "release.json").write_text("3"), "release", id="not an object", marks=AWAITED),
+    pytest.param(lambda f: edit(f, format=2), "format", id="another format"),
+    pytest.param(lambda f: edit(f, noise="quiet"), "noise", id="unknown noise", marks=AWAITED),
+    pytest.param(lambda f: edit(f, plan=PLAN.to_dict() | {"steps": 0}), "steps=0", id="impossible plan"),
+    pytest.param(lambda f: edit(f, plan={"sigma": 1}), "plan", id="foreign plan", marks=AWAITED),
+    pytest.param(lambda f: rewrite(f, pickled_array), "Object arrays|pickle", id="pickled array"),
+    pytest.param(lambda f: rewrite(f, without_last), "last", id="array missing", marks=AWAITED),
+    pytest.param(lambda f: rewrite(f, halve), "arrays", id="cut zip", marks=LEAKS),
+    pytest.param(lambda f: rewrite(f, lambda p: p.write_bytes(b"\x80\x04N.")), "pickle", id="bare pickle"),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), REFUSALS)
+def test_a_damaged_or_foreign_folder_is_refused_with_a_reason(tmp_path, damage, reason):
+    folder = release(TRACE).save(tmp_path / "release")
+    damage(folder)
+    with pytest.raises(ValueError, match=reason):
+        Release.load(folder)
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="not a release"):
+        Release.load(tmp_path / "nowhere")
+
+
+def test_block_moments_are_weighted_least_squares(tmp_path):
+    """Slope and intercept of y on x from the moments are those of numpy's weighted fit."""
+    blocks = summarize(TRACE)
+    for place in range(4):
+        x, y, weight = TRACE.x[:, place], TRACE.y[:, place], 1 / TRACE.scale[:, place]
+        slope, intercept = np.polyfit(x, y, 1, w=weight)
+        found = blocks.xy[place] / blocks.xx[place]
+        np.testing.assert_allclose(found, slope, rtol=1e-10)
+        np.testing.assert_allclose(blocks.mean_y[place] - found * blocks.mean_x[place], intercept, rtol=1e-10)
+        np.testing.assert_allclose(blocks.tx[place], np.sum((np.arange(30) - 14.5) * x), rtol=1e-10)
+    np.testing.assert_array_equal(blocks.steps, 30)
+
+
+def test_a_release_has_no_field_for_what_was_not_paid_for():
+    assert set(Release.__dataclass_fields__) == {"plan", "noise", "settings", "blocks", "last", "trace"}
