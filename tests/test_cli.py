@@ -57,7 +57,7 @@ def call(capsys, *arguments, **options):
     """Exit code, standard output and standard error of one command."""
     given = [part for pair in options.items() for part in pair]
     with pytest.raises(SystemExit) as done:
-        cli.main([*arguments, *given])
+        cli.run([*arguments, *given])
     return done.value.code, *capsys.readouterr()
 
 
@@ -260,7 +260,7 @@ def test_a_bug_is_not_dressed_up_and_its_traceback_shows_no_values(here, monkeyp
 
     monkeypatch.setattr("discreet.fitting.fit", broken)
     with pytest.raises(RuntimeError, match="a bug"):
-        cli.main(["fit", "t.csv", *(part for pair in FIT.items() for part in pair)])
+        cli.run(["fit", "t.csv", *(part for pair in FIT.items() for part in pair)])
     assert cli.app.pretty_exceptions_enable is False
 
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from discreet.accounting import Guarantee, calibrate, guarantee
     from discreet.families.glm import glm
-    from discreet.fitting import Rows, encode, fit, naive_posterior, simulated
+    from discreet.fitting import Rows, encode, fit, simulated
     from discreet.model import Model, from_numpyro
     from discreet.plan import Plan
     from discreet.planner import choose
+    from discreet.posterior.reading import naive_posterior, read
     from discreet.posterior.types import Posterior
     from discreet.release import Release
     from discreet.schema import Categorical, Numeric, Schema
@@ -40,7 +41,8 @@ _HOMES = {
     "from_numpyro": "model",
     "glm": "families.glm",
     "guarantee": "accounting",
-    "naive_posterior": "fitting",
+    "naive_posterior": "posterior.reading",
+    "read": "posterior.reading",
     "simulated": "fitting",
 }
 
@@ -62,6 +64,7 @@ __all__ = [
     "glm",
     "guarantee",
     "naive_posterior",
+    "read",
     "simulated",
 ]
 

@@ -29,8 +29,19 @@ _out, _err = Console(), Console(stderr=True)
 INTERRUPTED = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit; a refusal is one line on standard error and code 2."""
+def main() -> NoReturn:
+    """Run the installed command."""
+    try:
+        run()
+    except SystemExit as done:
+        if done.code == INTERRUPTED:  # XLA may still be at work, and would crash an orderly exit
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
+        raise
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit; a refusal is one line on standard error and code 2."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # an ε that a terminal cannot show must not end a run
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
@@ -128,7 +139,7 @@ def fit(
     posterior = run_fit(model, rows, epsilon=epsilon, delta=delta, noise=noise, progress=_progress("asking"))
     try:
         save_run(out, posterior, page(f"{family.capitalize()} regression of {outcome}", posterior))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         _show_fit(posterior, None, as_json)
         _fail(f"{_in_words(error)}; the budget is spent: keep the numbers printed above", 1)
     _show_fit(posterior, out, as_json)
@@ -170,10 +181,11 @@ def _covariates(text: str | None, outcome: str, declared: "Schema") -> list[str]
     """The names in `text`, which is one line of CSV; every column but the outcome if there is no text."""
     if text is None:
         return [name for name in declared.names if name != outcome]
-    names = next(csv.reader([text]), [])
-    if not any(name.strip() for name in names):
+    names = [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+    if not any(names):
         raise ValueError(f"covariates={text!r} names no column: leave --covariates out to use all others")
-    return [name if name in declared else name.strip() for name in names]
+    known = {name.strip(): name for name in declared.names}
+    return [name if name in declared else known.get(name, name) for name in names]
 
 
 def _refuse_unwritable(out: Path) -> None:

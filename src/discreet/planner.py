@@ -26,6 +26,11 @@ class Choice(NamedTuple):
     prior: dense.Prior
     reasons: tuple[str, ...]
 
+    def facts(self) -> dict:
+        """What a release should say about the choice, as plain values."""
+        prior = {name: np.asarray(values).tolist() for name, values in self.prior._asdict().items()}
+        return {"prior": prior, "reasons": list(self.reasons)}
+
 
 class PriorRows(NamedTuple):
     """What rows look like before any data is seen: prior draws z, and each simulated row's gradient in z."""

@@ -89,9 +89,7 @@ def test_the_precondition_cancels_in_the_public_gradient(asked):
     vanilla = elbo.query(NORMAL, PLAN, SETTINGS._replace(precondition=np.ones(2)))
     with jax.enable_x64(True):
         row = {"y": jnp.asarray(1.5)}
-        np.testing.assert_allclose(
-            query.row_value(question, row) / BETA, vanilla.row_value(question, row), rtol=1e-12
-        )
+        np.testing.assert_allclose(query.row_value(question, row) / BETA, vanilla.row_value(question, row), rtol=1e-12)
 
 
 def test_descent_without_noise_reaches_the_conjugate_posterior():

@@ -62,6 +62,7 @@ def run(
         lengths = block_lengths(plan, rows)
         for index in progress(range(len(lengths))):
             draws = _draw(noise, plan, query, rows, index, lengths[index], keys)
+            jax.block_until_ready(state)  # noise for this block was made while the last one ran; go no further ahead
             state, block, trace = compiled(scales, state, columns, draws)
             outputs.append((block, trace))
         return _collect(noise, plan, query, state, outputs, 0 if rows.replicas is None else 1)

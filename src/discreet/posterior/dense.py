@@ -65,7 +65,7 @@ def location_trace(release: Release, dim: int, burn_in: float) -> tuple[np.ndarr
         raise TraceError("a dense curvature needs the whole trace: run with keep_trace=True")
     first = round(burn_in * len(release.trace.x))
     x, y, scale = (np.asarray(part)[first:, :dim] for part in release.trace)
-    if len(x) < max(FEWEST_STEPS, dim * (dim + 1) // 2):
+    if len(x) < fewest_steps(dim):
         raise TraceError(f"{len(x)} retained steps are too few for a dense curvature of {dim} parameters")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise TraceError("the trace is not finite: the steps diverged; lower the learning rate")
@@ -74,6 +74,11 @@ def location_trace(release: Release, dim: int, burn_in: float) -> tuple[np.ndarr
     if (np.ptp(x, axis=0) == 0).any():
         raise TraceError("some coordinates never moved: their curvature cannot be seen in the trace")
     return x, y, (release.plan.noise_std * scale[0]) ** 2
+
+
+def fewest_steps(dim: int) -> int:
+    """Retained steps without which the residual variance cannot be seen."""
+    return max(FEWEST_STEPS, 2 * dim)
 
 
 def fit_curvature(x, y, known: np.ndarray, expected: np.ndarray) -> tuple[Curvature, np.ndarray]:

@@ -26,7 +26,7 @@ class Axis(NamedTuple):
 
     def place(self, value: float) -> str:
         """The value's place across the plot."""
-        return f"{2 + 96 * (value - self.low) / (self.high - self.low):.2f}%"
+        return f"{5 + 90 * (value - self.low) / (self.high - self.low):.2f}%"
 
 
 def forest(summaries: Mapping[str, "pandas.DataFrame"]) -> str:
@@ -37,7 +37,7 @@ def forest(summaries: Mapping[str, "pandas.DataFrame"]) -> str:
         f'<div class="row"><span>{escape(str(label))}</span>{_row([_numbers(table, place) for table in tables])}</div>'
         for place, label in enumerate(tables[0].index)
     ]
-    legend = f'<ul class="legend">{names}</ul>'
+    legend = f'<ul class="legend">{names}</ul>' if len(tables) > 1 else ""
     note = (
         f"Mean and {interval_name(tables[0])} interval. Each parameter has its own axis, in its own unit; "
         "the vertical line is zero, left out where zero is far away."
@@ -80,7 +80,7 @@ def _row(readings: list[np.ndarray]) -> str:
     drawn = [(order, reading) for order, reading in enumerate(readings) if np.isfinite(reading).all()]
     bottom = 10 * len(readings) + 4
     if not drawn:
-        return f'<svg width="100%" height="{bottom + 20}"><text x="2%" y="{bottom}">not finite</text></svg>'
+        return f'<svg width="100%" height="{bottom + 20}"><text x="50%" y="{bottom}">not finite</text></svg>'
     scale = axis(np.concatenate([reading for _, reading in drawn]))
     marks = [f'<line class="axis" x1="0" x2="100%" y1="{bottom}" y2="{bottom}"/>']
     if scale.low <= 0 <= scale.high:
