@@ -154,7 +154,7 @@ def test_account_refuses_what_is_no_plan(here, capsys, changes, reason):
     [
         (["schema"], "table"),
         (["schema", "nowhere.csv"], "check the path"),
-        (["schema", "nothing.csv"], "nothing.csv"),
+        (["schema", "nothing.csv"], "no columns"),
         (["schema", "empty.csv"], "no rows"),
         (["schema", "t.csv", "--out", "ok.toml"], "exists: choose another"),
         (["schema", "t.csv", "--out", "t.csv/s.toml"], "cannot be written"),

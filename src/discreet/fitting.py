@@ -37,7 +37,7 @@ def fit(
     choice = choice or planner.choose(model, rows.schema, rows.num_rows, epsilon, delta)
     noise = noise or streams.secure()
     paid = guarantee(choice.plan, delta, noise.kind)
-    if paid.epsilon > epsilon:
+    if not paid.epsilon <= epsilon:  # so that nan is refused, too
         raise ValueError(f"this plan costs ε = {paid.epsilon:.4g}, more than epsilon={epsilon}: calibrate it first")
     if 0.8 * choice.plan.steps < dense.fewest_steps(model.dim):
         raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")

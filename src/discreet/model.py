@@ -52,7 +52,8 @@ def from_numpyro(
     """The model that a NumPyro function describes: global latents, and one plate over independent rows.
 
     `arguments` maps a parameter of `fn` to a column, or to several columns stacked as a matrix (rows, k); a
-    parameter named like a column is that column. `constants` go to `fn` unchanged: sizes, hyperparameters.
+    parameter named like a column is that column. Categorical and integer columns arrive as integers, those
+    with bounds beyond ±2¹⁵ as floats. `constants` go to `fn` unchanged: sizes, hyperparameters.
     z holds the latents in order of appearance, each mapped to the reals by `biject_to` of its support.
 
     Raises `ModelError`, which names the site and the remedy, if the function is not p(z) · Π_i p(row_i | z):

@@ -13,7 +13,7 @@ from discreet.schema import Categorical, Numeric, Schema
 
 Columns = str | tuple[str, ...]
 MOST_WHOLE = 2**15
-"""Larger whole numbers stay floats, so that their squares do not overflow int32."""
+"""Larger whole numbers go as floats, so that their squares do not overflow int32."""
 
 
 class ModelError(ValueError):
@@ -82,16 +82,13 @@ def _as_columns(name: str, columns: str | Sequence[str], schema: Schema) -> Colu
 
 
 def call_arguments(binding: Binding, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """What `fn` is called with: scalars become arrays of one row, whole numbers int32, others the default float.
+    """What `fn` is called with: a scalar becomes an array of one row, of the default int if whole, else float.
 
     A matrix takes the common type of its columns.
     """
 
     def column(name: str) -> Array:
-        values = jnp.reshape(jnp.asarray(rows[name]), (-1,))
-        if name in binding.whole:
-            return values.astype(jnp.int32)  # a count, an index: what fn would get from a table of integers
-        return values.astype(float) if jnp.issubdtype(values.dtype, jnp.floating) else values
+        return jnp.reshape(jnp.asarray(rows[name]), (-1,)).astype(int if name in binding.whole else float)
 
     def value(columns: Columns) -> Array:
         return column(columns) if isinstance(columns, str) else jnp.stack([column(c) for c in columns], axis=1)

@@ -15,7 +15,7 @@ from discreet.schema import Categorical, Numeric, Schema
 
 TABLES, ROWS_PER_TABLE = 64, 64
 STEPS, SAMPLING_PROB, BATCH = 10_000, 0.1, 1000
-CLIPPED_SHARE, TABLES_HELD, SCALE_SHARE, WANDER = 0.01, 0.8, 0.5, 2.0
+CLIPPED_SHARE, TABLES_HELD, SCALE_SHARE, WANDER, CLOSING = 0.01, 0.8, 0.5, 2.0, 0.02
 
 
 class Choice(NamedTuple):
@@ -55,7 +55,8 @@ def choose(
     Rows are simulated from the prior, with covariates that vary from table to table within what the schema declares.
     Per-coordinate Fisher information F from them gives the starting sd 1/√(N·F + prior precision) and the
     preconditioner; the clip norm holds 99 % of preconditioned row gradients in four of five tables; the step is
-    NA-DPVI's λ_heur in units of the prior: left alone, the noise of all steps would wander two prior sds.
+    NA-DPVI's λ_heur in units of the prior (left alone, the noise of all steps would wander two prior sds), and small
+    enough to be stable where there is little noise.
     """
     prior_mean, prior_sd = prior_moments(model)
     simulated = simulate_rows(model, schema)
@@ -68,8 +69,7 @@ def choose(
     rate = min(SAMPLING_PROB, BATCH / num_rows) if num_rows > 1 else 1.0
     limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, rate)
     plan = calibrate(Plan(num_rows, steps, rate, clip_norm, 1.0, limit), epsilon, delta)
-    wander = np.concatenate([WANDER * prior_sd, np.ones(model.dim)])
-    learning_rate = wander * elbo.heuristic_rate(plan, 2 * model.dim, np.sqrt(model.dim))
+    learning_rate = _learning_rate(plan, precondition, prior_sd, sd)
     settings = elbo.Settings(start, precondition, learning_rate, draws)
     return Choice(plan, settings, dense.Prior(prior_mean, prior_sd, sd**-2), _reasons(plan, model))
 
@@ -130,6 +130,18 @@ def _precondition(information: np.ndarray, sd: np.ndarray, draws: int) -> np.nda
     slope = -np.expm1(-sd)  # T′(s) where T(s) = sd
     scale_size = np.sqrt(information) * slope * np.sqrt(1 / draws)
     return np.concatenate([location, SCALE_SHARE * location * np.sqrt(information) / scale_size])
+
+
+def _learning_rate(plan: Plan, precondition: np.ndarray, prior_sd: np.ndarray, sd: np.ndarray) -> np.ndarray:
+    """λ_heur in units of the prior, capped so that a step closes at most `CLOSING` of the expected distance.
+
+    The curvature to expect is 1/sd² for a mean, and 2(T′/T)² for a scale.
+    """
+    slope = -np.expm1(-sd)
+    curvature = np.concatenate([sd**-2, 2 * (slope / sd) ** 2])
+    wander = np.concatenate([WANDER * prior_sd, np.ones_like(sd)])
+    heuristic = wander * elbo.heuristic_rate(plan, 2 * len(sd), np.sqrt(len(sd)))
+    return np.minimum(heuristic, CLOSING / (plan.sampling_prob * precondition * curvature))
 
 
 def _clip_norm(model: Model, simulated: PriorRows, sd: np.ndarray, precondition: np.ndarray, draws: int) -> float:

@@ -1,7 +1,9 @@
 """Release: all that leaves the mechanism."""
 
 import hashlib
+import io
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,13 +90,15 @@ class Release:
         """Read what `save` wrote; a truncated, altered or foreign folder is refused."""
         folder = Path(folder)
         facts = _read_facts(folder)
-        if _digest(folder / "arrays.npz") != facts["sha256"]:
-            raise ValueError(f"{folder}/arrays.npz does not match its checksum: it was altered or cut short")
-        with np.load(folder / "arrays.npz", allow_pickle=False) as file:
-            arrays = dict(file)
-        blocks = Blocks(*(arrays[name] for name in Blocks._fields))
-        trace = Point(*(arrays[f"trace_{name}"] for name in Point._fields)) if "trace_x" in arrays else None
-        return cls(Plan(**facts["plan"]), facts["noise"], facts["settings"], blocks, arrays["last"], trace)
+        arrays = _read_arrays(folder / "arrays.npz", facts["sha256"])
+        try:
+            blocks = Blocks(*(arrays[name] for name in Blocks._fields))
+            trace = Point(*(arrays[f"trace_{name}"] for name in Point._fields)) if "trace_x" in arrays else None
+            return cls(Plan(**facts["plan"]), facts["noise"], facts["settings"], blocks, arrays["last"], trace)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{folder} is not a release of format {FORMAT}: its plan or arrays are not: {error}"
+            ) from None
 
     def _arrays(self) -> dict[str, np.ndarray]:
         arrays = {**self.blocks._asdict(), "last": self.last}
@@ -111,10 +115,24 @@ def _read_facts(folder: Path) -> dict:
         facts = json.loads((folder / "release.json").read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{folder}/release.json is not JSON: {error}") from None
-    missing = {"format", "plan", "noise", "settings", "sha256"} - set(facts)
-    if missing or facts["format"] != FORMAT:
-        raise ValueError(f"{folder} is not a release of format {FORMAT}: missing {sorted(missing)}")
+    names = {"format", "plan", "noise", "settings", "sha256"}
+    if not isinstance(facts, dict) or names - set(facts) or facts["format"] != FORMAT:
+        raise ValueError(f"{folder} is not a release of format {FORMAT}, which has {', '.join(sorted(names))}")
+    if facts["noise"] not in ("secure", "simulated"):
+        raise ValueError(f"{folder}/release.json: noise={facts['noise']!r} must be secure or simulated")
     return facts
+
+
+def _read_arrays(path: Path, digest: str) -> dict[str, np.ndarray]:
+    """The arrays, from the very bytes that were checked."""
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError(f"{path} does not match its checksum: it was altered or cut short")
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            return dict(file)
+    except (zipfile.BadZipFile, EOFError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} holds no arrays: {error}") from None
 
 
 def _digest(path: Path) -> str:

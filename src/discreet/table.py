@@ -45,6 +45,8 @@ def read(table: Any, wanted: Mapping[str, Collection[str] | None] | None = None)
     source = _open(table)
     _refuse_repeated(source.names)
     wanted = dict.fromkeys(source.names) if wanted is None else wanted
+    if not wanted:
+        raise SchemaError("the table has no columns: give a header and at least one row")
     lacking = [name for name in wanted if name not in source.names]
     if lacking:
         raise SchemaError(f"the table has no column {_listed(lacking)}; it has {_listed(source.names)}")

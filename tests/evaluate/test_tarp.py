@@ -29,6 +29,17 @@ def test_shares_of_a_perfect_posterior_are_uniform():
     assert stats.kstest(shares, "uniform").pvalue > 1e-4
 
 
+def test_references_are_uniform_within_four_sds_of_the_posterior_mean():
+    """Share by share with loops, from the same stream of references."""
+    draws, truth = normal_world()
+    unit = np.random.default_rng(7).uniform(-4, 4, (K, D))
+    shares = tarp.fractions(np.random.default_rng(7), draws, truth)
+    for k in range(0, K, 50):
+        reference = [draws[k, :, j].mean() + unit[k, j] * draws[k, :, j].std() for j in range(D)]
+        nearer = [np.hypot(*(draw - reference)) < np.hypot(*(truth[k] - reference)) for draw in draws[k]]
+        assert shares[k] == pytest.approx(np.mean(nearer), abs=1e-12)
+
+
 def test_a_perfect_posterior_is_inside_the_null_band_at_the_stated_rate():
     """95 of 100 worlds are inside, give or take: a binomial count. False alarms: 1e-5."""
     bound = tarp.null_band(K)[1]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from scipy import stats
+from scipy import special, stats
 
 from discreet.evaluate.reference import non_private
 from discreet.families.glm import PRIORS, Priors, glm
@@ -93,10 +93,13 @@ def test_mean_is_the_average_of_simulated_outcomes(family):
 def test_simulated_outcomes_are_rows_that_the_schema_declares(family, integer):
     outcome = Numeric("y", 0, 3, integer=integer)
     model = glm(family, "y", [], Schema((outcome,)))
-    z = jnp.asarray([1.0, 1.0] if family == "gaussian" else [1.0])
-    draws = np.asarray(jax.vmap(lambda key: model.simulate(key, z, {})["y"])(jax.random.split(jax.random.key(2), 300)))
+    z = np.ones((300, model.dim))
+    z[:10, 0] = 100.0  # exp of it overflows: still a declared row
+    draw = jax.jit(jax.vmap(lambda key, z: model.simulate(key, z, {})["y"]))
+    draws = np.asarray(draw(jax.random.split(jax.random.key(2), 300), z))
     assert draws.min() == 0
     assert draws.max() == 3
+    assert (draws[:10] == 3).all()
     assert not integer or (draws == np.round(draws)).all()
     assert np.issubdtype(draws.dtype, np.floating)
 
@@ -112,12 +115,6 @@ def test_a_binary_outcome_may_be_levels_or_an_integer(outcome, dtype):
     assert set(draws.tolist()) == {0, 1}
 
 
-def test_the_simulator_survives_a_predictor_that_overflows():
-    model = MODELS["poisson"]
-    row = {"age": 60.0, "sex": 0}
-    assert model.simulate(jax.random.key(0), jnp.asarray([100.0, 0, 0, 0]), row)["y"] == 200
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
 def fitted(request):
     """A simulated table, our mode under a nearly flat prior, and statsmodels' maximum likelihood fit."""
@@ -125,10 +122,15 @@ def fitted(request):
     model = glm(family, "y", ["age", "sex"], SCHEMAS[family], priors=FLAT)
     rng = np.random.default_rng(4)
     table = SCHEMAS[family].sample(rng, 120)
+    predictor = by_hand([0.3, -0.04, 0.5, 0.9], table)
+    if family == "gaussian":
+        table["y"] = np.clip(predictor + 3 * rng.normal(size=120), -10, 50)
+    else:
+        table["y"] = (
+            rng.binomial(1, special.expit(predictor)) if family == "logistic" else rng.poisson(np.exp(predictor))
+        )
+    mode = non_private(model, table)
     with jax.enable_x64(True):
-        one = jax.vmap(lambda key, row: model.simulate(key, jnp.asarray(Z[family]), row))
-        table |= {name: np.asarray(v) for name, v in one(jax.random.split(jax.random.key(5), 120), table).items()}
-        mode = non_private(model, table)
         jacobian = np.asarray(jax.jacobian(lambda z: model.constrain(z)["coefficients"])(jnp.asarray(mode.mean)))
         parameters = jax.tree.map(np.asarray, model.constrain(jnp.asarray(mode.mean)))
     design = np.stack([np.ones(120), table["age"], table["sex"] == 1, table["sex"] == 2], 1).astype(float)
@@ -157,7 +159,7 @@ def test_flat_prior_covariance_is_that_of_maximum_likelihood(fitted):
     np.testing.assert_allclose(covariance, scale * at_mid_bounds(theirs.cov_params()), rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gaussian", "poisson"])
 def test_prior_density_and_prior_draws_are_the_same_normal(family):
     """The log density is quadratic, and standardised draws pass Kolmogorov-Smirnov. False alarms: 1e-4."""
     model, priors = MODELS[family], PRIORS[family]
@@ -166,10 +168,10 @@ def test_prior_density_and_prior_draws_are_the_same_normal(family):
     if family == "gaussian":
         mean, sd = np.append(mean, priors.inverse_sigma[0]), np.append(sd, priors.inverse_sigma[1])
     with jax.enable_x64(True):
-        draws = np.asarray(jax.jit(jax.vmap(model.sample_prior))(jax.random.split(jax.random.key(6), 1000)))
-        log_prior = np.asarray(jax.vmap(model.log_prior)(jnp.asarray(draws[:5])))
-    expected = stats.norm.logpdf(draws[:5], mean, sd).sum(1)
-    np.testing.assert_allclose(np.diff(log_prior), np.diff(expected), rtol=1e-9)
+        both = jax.jit(jax.vmap(lambda key: (z := model.sample_prior(key), model.log_prior(z))))
+        draws, log_prior = (np.asarray(part) for part in both(jax.random.split(jax.random.key(6), 1000)))
+    expected = stats.norm.logpdf(draws, mean, sd).sum(1)
+    np.testing.assert_allclose(np.diff(log_prior), np.diff(expected), atol=1e-9)
     assert stats.kstest(((draws - mean) / sd).ravel(), "norm").pvalue > 1e-4
 
 

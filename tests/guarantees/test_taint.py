@@ -189,7 +189,7 @@ def test_planted_leaks_are_caught(leak):
 def test_returning_nothing_but_noise_is_a_leak():
     with jax.enable_x64(True):
         mechanism, args, levels = planted(lambda q, s, state, c, draw: (state, draw.normal))
-        with pytest.raises(LeakError, match="SECRET|used twice"):
+        with pytest.raises(LeakError, match=r"SECRET|used twice"):
             assert_public(mechanism, args, levels, 0)
 
 

@@ -60,8 +60,8 @@ def test_a_drowned_trace_gives_the_prior_back():
     release = quadratic(rng, 1e-3 * np.eye(3), np.zeros(3), steps=400, std=500.0, step_size=1e-6)
     prior = WIDE._replace(curvature=np.full(3, 0.2))
     draws = dense.noise_aware(rng, release, prior, 4000)
-    np.testing.assert_allclose(draws.optimum.std(0), prior.sd, rtol=0.1)
-    assert (np.abs(draws.optimum.mean(0)) < 0.5).all()
+    np.testing.assert_allclose(draws.z.std(0), prior.sd, rtol=0.1)
+    assert (np.abs(draws.z.mean(0)) < 0.5).all()
 
 
 def test_draws_do_not_depend_on_how_they_are_portioned(monkeypatch):

@@ -30,6 +30,14 @@ def test_what_is_saved_is_loaded_to_the_last_bit(tmp_path):
     assert loaded.summary().equals(saved.summary())
 
 
+def test_a_parameter_may_be_called_z(tmp_path):
+    values = np.arange(6.0).reshape(1, 3, 2)
+    saved = Posterior({"z": values[..., 0]}, values, PROMISE, {})
+    loaded = Posterior.load(saved.save(tmp_path / "posterior.nc"))
+    np.testing.assert_array_equal(loaded.draws["z"], saved.draws["z"])
+    np.testing.assert_array_equal(loaded.z, saved.z)
+
+
 def test_a_file_can_be_replaced_while_it_is_loaded(tmp_path):
     path = made(1).save(tmp_path / "posterior.nc")
     first = Posterior.load(path)

@@ -164,12 +164,22 @@ def _check(family: str, outcome: str, covariates: Sequence[str], schema: Schema)
         raise ValueError(f"covariates={list(covariates)} has a name twice")
     schema.select([*covariates, outcome])
     column = schema[outcome]
-    if family == "logistic" and not _is_binary(column):
-        raise ValueError(f"a logistic outcome has two levels (or is an integer with bounds 0 and 1); {column} has not")
-    if family == "poisson" and not (isinstance(column, Numeric) and column.integer and 0 <= column.low < column.high):
-        raise ValueError(f"a Poisson outcome is an integer column with bounds ≥ 0; {column} is not")
-    if family == "gaussian" and not isinstance(column, Numeric):
-        raise ValueError(f"a Gaussian outcome is a numeric column; {column} is not")
+    counts = isinstance(column, Numeric) and column.integer and column.low >= 0
+    fits = {"logistic": _is_binary(column), "poisson": counts, "gaussian": isinstance(column, Numeric)}
+    if not fits[family]:
+        has = ", ".join(f"{key} = {value}" for key, value in column.to_dict().items())
+        raise ValueError(f"outcome={outcome!r} must be {_OUTCOMES[family]} for family={family!r}; it has {has}")
+    labels = ["Intercept", "sigma", *(label for name in covariates for label in _labels(schema[name]))]
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ValueError(f"{repeated} would name two parameters each: rename those columns")
+
+
+_OUTCOMES = {
+    "gaussian": "a numeric column",
+    "logistic": "a column of two levels (or an integer with bounds 0 and 1)",
+    "poisson": "an integer column with bounds ≥ 0",
+}
 
 
 def _is_binary(column) -> bool:

@@ -1,11 +1,11 @@
 """The noise-aware posterior with a dense curvature: honest where parameters are correlated.
 
-The location block of the trace follows y_t = B(x_t − φ*) + noise with B = κA symmetric. A Gaussian linear model: given
-the noise variance, the entries of B have a joint Gaussian posterior; given B, φ* is Gaussian; given both, z is Gaussian
+The location block of the trace follows y_t = κA(x_t − φ*) + noise with A symmetric. A Gaussian linear model: given the
+noise variance, the entries of A have a joint Gaussian posterior; given A, φ* is Gaussian; given both, z is Gaussian
 around φ* with precision A, so no mean-field width enters. Public knowledge keeps weak directions in place: A is around
 its expected value (prior precision plus N times the Fisher information of simulated rows), with a standard deviation as
-large as that value itself; it is at least the prior's precision; and φ* is distributed like the prior before anything
-is seen. None of it is taken from the trace, so nothing is used twice.
+large as that value itself; it is at least the prior's precision; and φ* and z together are distributed like the prior
+before anything is seen. None of it is taken from the trace, so nothing is used twice.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class Draws(NamedTuple):
 
 
 class Curvature(NamedTuple):
-    """Gaussian posterior of the upper triangle of B: its mean, and the Cholesky factor of its precision."""
+    """Gaussian posterior of the upper triangle of A: its mean, and the Cholesky factor of its precision."""
 
     mean: np.ndarray
     factor: np.ndarray
@@ -49,12 +49,13 @@ def noise_aware(
     rate, dim = release.plan.sampling_prob, len(prior.mean)
     x, y, known = location_trace(release, dim, burn_in)
     x, y, known = (x - prior.mean) / prior.sd, y * prior.sd, known * prior.sd**2
-    curvature, variance = fit_curvature(x, y, known, rate * prior.curvature * prior.sd**2)
+    curvature, variance = fit_curvature(rate * x, y, known, prior.curvature * prior.sd**2)
     optima, spreads = [], []
     for count in _portions(draws, dim):
-        b, inverse_root = _draw_curvature(rng, curvature, rate, count, dim)
-        optima.append(_draw_optimum(rng, b, x.mean(0), y.mean(0), variance / len(x)))
-        spreads.append(np.einsum("nij,nj->ni", inverse_root, np.sqrt(rate) * rng.standard_normal((count, dim))))
+        values, vectors = _draw_curvature(rng, curvature, count, dim)
+        optima.append(_draw_optimum(rng, rate, values, vectors, (x.mean(0), y.mean(0), variance / len(x))))
+        spread = rng.standard_normal((count, dim)) / np.sqrt(values)
+        spreads.append(np.einsum("nij,nj->ni", vectors, spread))
     optimum = prior.mean + prior.sd * np.concatenate(optima)
     return Draws(optimum, optimum + prior.sd * np.concatenate(spreads))
 
@@ -102,21 +103,29 @@ def fit_curvature(x, y, known: np.ndarray, expected: np.ndarray) -> tuple[Curvat
     return Curvature(linalg.cho_solve((factor, True), shift), factor), variance
 
 
-def _draw_curvature(rng, curvature: Curvature, rate: float, count: int, dim: int):
-    """Draws of B with eigenvalues at least κ (the prior's share, in prior units), and of B^{-1/2}."""
-    noise = linalg.solve_triangular(
-        curvature.factor, rng.standard_normal((len(curvature.mean), count)), trans=1, lower=True
-    )
-    entries = curvature.mean + noise.T
-    values, vectors = np.linalg.eigh(entries[:, _triangle_places(dim)])
-    values = np.maximum(values, rate)[:, None, :]
-    return (vectors * values) @ np.swapaxes(vectors, 1, 2), vectors / np.sqrt(values)
+def _draw_curvature(rng, curvature: Curvature, count: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues and eigenvectors of draws of A in prior units, where the prior's own precision is 1: no less.
+
+    Eigenvalues below 1 are raised to 1 rather than drawn again: a direction whose curvature the trace hardly shows is
+    then as wide as the prior in some draws. That costs width in such directions and keeps coverage.
+    """
+    noise = rng.standard_normal((len(curvature.mean), count))
+    noise = linalg.solve_triangular(curvature.factor, noise, trans=1, lower=True)
+    values, vectors = np.linalg.eigh((curvature.mean + noise.T)[:, _triangle_places(dim)])
+    return np.maximum(values, 1.0), vectors
 
 
-def _draw_optimum(rng, b: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """φ* given B in prior units: prior N(0, I), and mean_y = B(mean_x − φ*) + noise of this variance."""
+def _draw_optimum(rng, rate: float, values: np.ndarray, vectors: np.ndarray, means) -> np.ndarray:
+    """φ* given A: mean_y = κA(mean_x − φ*) + noise, and before that φ* ~ N(0, I − A⁻¹).
+
+    That prior is what makes z ~ N(φ*, A⁻¹) distributed like the model's prior when nothing was learned.
+    """
+    mean_x, mean_y, variance = means
+    across = np.swapaxes(vectors, 1, 2)
+    b = rate * (vectors * values[:, None, :]) @ across
     weighted = b / variance[:, None]
-    precision = np.eye(len(mean_x)) + b @ weighted
+    known = values / np.maximum(values - 1, 1e-6)
+    precision = (vectors * known[:, None, :]) @ across + b @ weighted
     mean = np.linalg.solve(precision, (b @ (weighted @ mean_x - mean_y / variance)[..., None]))[..., 0]
     factor = np.linalg.cholesky(precision)
     noise = np.linalg.solve(np.swapaxes(factor, 1, 2), rng.standard_normal((*mean.shape, 1)))[..., 0]

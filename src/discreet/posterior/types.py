@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
 PREDICTION_DRAWS = 1000
+_Z = "unconstrained"  # in files; a parameter may itself be called z
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Posterior:
         coords = {f"{name}_term": list(labels) for name, labels in self.labels.items()}
         attrs = {"guarantee": json.dumps(self.guarantee.to_dict()), "info": json.dumps(dict(self.info))}
         dataset = arviz.dict_to_dataset(
-            {**self.draws, "z": self.z}, dims=dims | {"z": ["coordinate"]}, coords=coords, attrs=attrs
+            {**self.draws, _Z: self.z}, dims=dims | {_Z: ["coordinate"]}, coords=coords, attrs=attrs
         )
         return arviz.InferenceData(posterior=dataset)
 
@@ -115,9 +116,9 @@ class Posterior:
             info = json.loads(group.attrs["info"])
         except (OSError, KeyError, AttributeError, ValueError) as error:
             raise ValueError(f"{path} is not a saved discreet posterior: {error}") from None
-        draws = {str(name): group[name].values for name in group.data_vars if name != "z"}
+        draws = {str(name): group[name].values for name in group.data_vars if name != _Z}
         labels = {n: tuple(group[f"{n}_term"].values.tolist()) for n in draws if f"{n}_term" in group.coords}
-        return cls(draws, group["z"].values, guarantee, info, labels, model, schema)
+        return cls(draws, group[_Z].values, guarantee, info, labels, model, schema)
 
     def _label(self, name: str, place: tuple[int, ...]) -> str:
         if name in self.labels:
