@@ -18,7 +18,12 @@ from discreet.fitting import encode, fit, naive_posterior, simulated
 from discreet.posterior import dense
 
 EPSILON, DELTA, FITS = 1.0, 1e-5, 10
-TABLES = {"anes96": ("logistic", "vote"), "randhie": ("poisson", "mdvis"), "diabetes": ("gaussian", "target")}
+TABLES = {
+    "anes96": ("logistic", "vote"),
+    "randhie": ("poisson", "mdvis"),
+    "diabetes": ("gaussian", "target"),
+    "breast_cancer": ("logistic", "target"),
+}
 
 
 def held(draws, value):

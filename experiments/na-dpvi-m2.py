@@ -69,6 +69,6 @@ finish(
     columns=list(records[0]),
     notes=[
         f"{DATA_SETS} data sets of {plan.num_rows} rows, ε = {EPSILON}, δ = {DELTA}, σ = {plan.noise_multiplier:.2f}, "
-        f"{time.time() - began:.0f} s. The null band is that of a perfect posterior at K = {DATA_SETS}, one set of references."
+        f"{time.time() - began:.0f} s. The null band: a perfect posterior, K = {DATA_SETS}, one reference each."
     ],
 )

@@ -44,7 +44,7 @@ def test_fair_counts_affairs_as_the_survey_did():
 
 @pytest.mark.parametrize(
     ("name", "module", "package"),
-    [("fair", "statsmodels", "statsmodels"), ("diabetes", "sklearn.datasets", "scikit-learn")],
+    [("fair", "statsmodels.datasets", "statsmodels"), ("diabetes", "sklearn.datasets", "scikit-learn")],
 )
 def test_a_missing_package_is_named_with_its_remedy(name, module, package, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)

@@ -13,6 +13,7 @@ from scipy import special, stats
 from discreet import planner
 from discreet.accounting import guarantee
 from discreet.families.glm import Priors, glm
+from discreet.plan import Plan
 from discreet.schema import Categorical, Numeric, Schema
 
 COIN = Schema((Categorical("x", ("no", "yes")),))
@@ -21,6 +22,7 @@ BERNOULLI = glm("logistic", "x", [], COIN, priors=Priors(1.0, PRIOR_SD))  # θ =
 WIDE = Schema((Numeric("age", 20, 60), Categorical("y", ("no", "yes"))))
 LOGISTIC = glm("logistic", "y", ["age"], WIDE)
 MULTIPLIER = 5.0
+PLAN = Plan(num_rows=200, steps=10_000, sampling_prob=0.1, clip_norm=1.0, noise_multiplier=37.0)
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(planner, "calibrate", lambda plan, *_: replace(plan, noise_multiplier=MULTIPLIER))
     rng = np.random.default_rng(2)
     z = PRIOR_SD * rng.normal(size=(64, 1))
-    x = (rng.random((64, 64)) < special.expit(z)).astype(np.int32)
+    x = (rng.random((64, 512)) < special.expit(z)).astype(np.int32)
     prior_rows = planner.PriorRows(z, {"x": x}, (x - special.expit(z))[..., None])
     monkeypatch.setattr(planner, "simulate_rows", lambda *_: prior_rows)
 
@@ -116,27 +118,51 @@ def test_the_clip_norm_holds_nearly_all_rows_in_four_of_five_tables(coin):
 
 
 def test_the_clip_norm_follows_the_scale_of_the_likelihood(quick):
-    """With many rows q is narrow: ten times the log-likelihood has gradients 10·|x − θ|, and no scale part."""
+    """With many rows q is narrow, and ten times the log-likelihood has ten times the gradients."""
     louder = replace(BERNOULLI, log_likelihood=lambda z, row: 10 * BERNOULLI.log_likelihood(z, row))
-    norms = 10 * np.abs(planner.simulate_rows().gradients[..., 0])
-    expected = np.quantile(np.quantile(norms, 0.99, axis=1), 0.8)
-    assert planner.choose(louder, COIN, 10**8, 1.0, 1e-5).plan.clip_norm == pytest.approx(expected, rel=1e-3)
+    plain, loud = (planner.choose(model, COIN, 10**8, 1.0, 1e-5).plan.clip_norm for model in (BERNOULLI, louder))
+    assert loud == pytest.approx(10 * plain, rel=2e-3)
+
+
+def test_the_clip_norm_grows_with_the_number_of_rows():
+    """Noise shrinks with N and the bias of clipping does not, so fewer rows may be clipped."""
+    values = np.random.default_rng(5).standard_t(3, (64, 512, 2)) + 0.2
+    norms = [
+        planner._clip_norm(replace(PLAN, num_rows=num_rows), values, np.ones(2), np.ones(1))
+        for num_rows in (200, 20_000, 2_000_000)
+    ]
+    least = np.quantile(np.quantile(np.linalg.norm(values, axis=-1), 0.99, axis=1), 0.8)
+    assert norms[0] == pytest.approx(least, rel=1e-3)
+    assert norms[0] <= norms[1] < norms[2]
 
 
 def test_steps_are_as_large_as_noise_and_curvature_allow(coin, regression):
-    """Noise alone wanders at most two prior sds (one unit for scales); a step closes at most `CLOSING`.
+    """Noise alone wanders at most two prior sds (one unit for scales); a step closes at most `CLOSING` of any distance.
 
-    One of the two is met exactly. Closing below 2 / dim keeps the iteration stable however parameters correlate.
+    One of the two is met exactly. What a step closes is an eigenvalue of step × curvature, in the typical table.
     """
-    for choice, model in ((coin, BERNOULLI), (regression, LOGISTIC)):
-        _, sd = width(choice)
+    for choice, model, schema in ((coin, BERNOULLI, COIN), (regression, LOGISTIC, WIDE)):
         wander = choice.settings.learning_rate * choice.plan.noise_std * np.sqrt(choice.plan.steps)
-        step = choice.settings.learning_rate * choice.settings.precondition * choice.plan.sampling_prob
-        closed = step[: model.dim] / sd**2
-        ratios = wander[: model.dim] / (2 * choice.prior.sd), closed / planner.CLOSING
-        np.testing.assert_allclose(np.maximum(*ratios), 1, rtol=1e-9)
+        wandered = (wander[: model.dim] / (2 * choice.prior.sd)).max()
+        step = (choice.settings.learning_rate * choice.settings.precondition * choice.plan.sampling_prob)[: model.dim]
+        closed = []
+        for gradients in planner.simulate_rows(model, schema).gradients:
+            information = choice.plan.num_rows * gradients.T @ gradients / len(gradients)
+            closed.append(np.linalg.eigvals(step[:, None] * (information + np.diag(choice.prior.sd**-2))).real.max())
+        steepest = np.median(closed)
+        assert wandered <= 1 + 1e-9
         assert (wander[model.dim :] <= 1 + 1e-9).all()
-        assert closed.max() < 2 / model.dim
+        assert steepest <= planner.CLOSING * (1 + 1e-9)
+        assert wandered == pytest.approx(1) or steepest == pytest.approx(planner.CLOSING)
+
+
+def test_a_prior_too_vague_to_plan_with_is_refused(quick, monkeypatch):
+    """Gradients that differ by many orders of magnitude between tables leave no clip norm that fits."""
+    rows = planner.simulate_rows()
+    wild = rows.gradients * np.geomspace(1e-8, 1.0, 64)[:, None, None]
+    monkeypatch.setattr(planner, "simulate_rows", lambda *_: rows._replace(gradients=wild))
+    with pytest.raises(ValueError, match="too vague"):
+        planner.choose(BERNOULLI, COIN, 1000, 1.0, 1e-5)
 
 
 def test_settings_are_positive_and_the_reasons_say_the_numbers(coin, regression):

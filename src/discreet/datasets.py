@@ -1,5 +1,6 @@
 """Public tables with public schemas, for the demo and the experiments."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,15 @@ RANDHIE = Schema(
         Numeric("mdvis", 0, 80, integer=True),
     )
 )
+BREAST_CANCER = Schema(
+    (
+        Numeric("mean radius", 5, 30),
+        Numeric("mean texture", 5, 40),
+        Numeric("mean smoothness", 0.05, 0.2),
+        Numeric("mean symmetry", 0.1, 0.35),
+        Categorical("target", (0, 1)),
+    )
+)
 DIABETES = Schema(
     (
         Numeric("age", 18, 90),
@@ -88,17 +98,24 @@ def diabetes() -> tuple["pandas.DataFrame", Schema]:
 
     Clinical ranges as bounds. LDL (s2) and the ratio s4 are left out: they are functions of s1 and s3 within noise.
     """
-    try:
-        from sklearn.datasets import load_diabetes
-    except ImportError:
-        raise ValueError("the table 'diabetes' comes with scikit-learn: pip install 'discreet[demo]'") from None
-    loaded: Any = load_diabetes(as_frame=True, scaled=False)
-    return loaded.frame, DIABETES
+    return _sklearn("diabetes", scaled=False), DIABETES
+
+
+def breast_cancer() -> tuple["pandas.DataFrame", Schema]:
+    """Breast tumours, malignant (0) or benign (1) (Street et al. 1993): 569 rows, four features, scikit-learn."""
+    return _sklearn("breast_cancer"), BREAST_CANCER
+
+
+def _sklearn(name: str, **options: Any) -> "pandas.DataFrame":
+    return getattr(_package("sklearn.datasets", name, "scikit-learn"), f"load_{name}")(as_frame=True, **options).frame
 
 
 def _statsmodels(name: str) -> "pandas.DataFrame":
+    return getattr(_package("statsmodels.datasets", name, "statsmodels"), name).load_pandas().data
+
+
+def _package(module: str, table: str, package: str) -> Any:
     try:
-        from statsmodels import datasets
+        return import_module(module)
     except ImportError:
-        raise ValueError(f"the table {name!r} comes with statsmodels: pip install 'discreet[demo]'") from None
-    return getattr(datasets, name).load_pandas().data
+        raise ValueError(f"the table {table!r} comes with {package}: pip install 'discreet[demo]'") from None

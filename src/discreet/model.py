@@ -24,7 +24,7 @@ class Model:
     constrain(z)               named parameters as people know them
     sample_prior(key)          one draw of z
     simulate(key, z, row)      the outcome columns of one row, given its covariates; None: cannot simulate
-    mean(z, row)               expected outcome of one row; None: not defined
+    mean(z, row)               expected outcome of one row, before any clamping to bounds; None: not defined
     columns                    the columns a row must have; `outcome` names those that `simulate` makes
     labels                     names of the entries of vector parameters, by parameter
     description                plain public values that say which model this is

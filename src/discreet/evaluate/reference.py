@@ -36,6 +36,8 @@ def non_private(model: Model, columns: dict[str, np.ndarray], most_steps: int = 
             while not value(z + step) <= value(z) and jnp.linalg.norm(step) > 1e-12:
                 step = step / 2
             z = z + step
+        else:
+            raise ValueError(f"no mode was found in {most_steps} Newton steps: the log joint may have none")
         return Laplace(np.asarray(z), np.linalg.inv(np.asarray(curvature(z))))
 
 

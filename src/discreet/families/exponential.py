@@ -72,7 +72,7 @@ def dirichlet_categorical(alpha: tuple[float, ...], column: str = "x") -> Model:
     return Model(
         dim=len(weights) - 1,
         log_prior=lambda z: jnp.dot(weights, log_theta(z)),
-        log_likelihood=lambda z, row: log_theta(z)[row[column]],
+        log_likelihood=lambda z, row: log_theta(z).at[row[column]].get(mode="fill", fill_value=jnp.nan),
         constrain=lambda z: {"theta": jnp.exp(log_theta(z))},
         sample_prior=sample_prior,
         columns=(column,),

@@ -93,6 +93,8 @@ def heuristic_rate(plan: Plan, size: int, factor: float = 1.0) -> float:
     >>> round(heuristic_rate(plan, 2) * 1e5, 4)
     1.6244
     """
+    if plan.noise_std == 0:
+        raise ValueError("noise_multiplier=0: the heuristic measures steps by their noise; give a learning rate")
     return float(np.sqrt(2) * factor / (plan.noise_std * np.sqrt(plan.steps * size)))
 
 

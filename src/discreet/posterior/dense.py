@@ -3,9 +3,9 @@
 The location block of the trace follows y_t = κA(x_t − φ*) + noise with A symmetric. A Gaussian linear model: given the
 noise variance, the entries of A have a joint Gaussian posterior; given A, φ* is Gaussian; given both, z is Gaussian
 around φ* with precision A, so no mean-field width enters. Public knowledge keeps weak directions in place: A is around
-its expected value (prior precision plus N times the Fisher information of simulated rows), with a standard deviation as
-large as that value itself; it is at least the prior's precision; and φ* and z together are distributed like the prior
-before anything is seen. None of it is taken from the trace, so nothing is used twice.
+its expected value (prior precision plus N times the Fisher information of simulated rows) times an unknown factor,
+since real covariates seldom fill their bounds; it is at least the prior's precision; and φ* and z together are
+distributed like the prior before anything is seen. None of it is taken from the trace, so nothing is used twice.
 """
 
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from discreet.posterior.trace import FEWEST_STEPS, TraceError
 from discreet.release import Release
 
 MOST_PARAMETERS = 100
+FACTORS = 2.0 ** np.arange(-5, 3)
 _DRAWS_AT_ONCE = 2**24
 
 
@@ -36,10 +37,14 @@ class Draws(NamedTuple):
 
 
 class Curvature(NamedTuple):
-    """Gaussian posterior of the upper triangle of A: its mean, and the Cholesky factor of its precision."""
+    """Gaussian posterior of the upper triangle of A under one factor of its expected value.
+
+    `precision` is held as its Cholesky factor; `log_evidence` is that of the trace, up to a constant.
+    """
 
     mean: np.ndarray
-    factor: np.ndarray
+    precision: np.ndarray
+    log_evidence: float
 
 
 def noise_aware(
@@ -49,15 +54,19 @@ def noise_aware(
     rate, dim = release.plan.sampling_prob, len(prior.mean)
     x, y, known = location_trace(release, dim, burn_in)
     x, y, known = (x - prior.mean) / prior.sd, y * prior.sd, known * prior.sd**2
-    curvature, variance = fit_curvature(rate * x, y, known, prior.curvature * prior.sd**2)
+    curvatures, variance = fit_curvature(rate * x, y, known, prior.curvature * prior.sd**2)
+    evidence = np.array([curvature.log_evidence for curvature in curvatures])
+    weights = np.exp(evidence - evidence.max())
     optima, spreads = [], []
-    for count in _portions(draws, dim):
-        values, vectors = _draw_curvature(rng, curvature, count, dim)
-        optima.append(_draw_optimum(rng, rate, values, vectors, (x.mean(0), y.mean(0), variance / len(x))))
-        spread = rng.standard_normal((count, dim)) / np.sqrt(values)
-        spreads.append(np.einsum("nij,nj->ni", vectors, spread))
-    optimum = prior.mean + prior.sd * np.concatenate(optima)
-    return Draws(optimum, optimum + prior.sd * np.concatenate(spreads))
+    for curvature, share in zip(curvatures, rng.multinomial(draws, weights / weights.sum()), strict=True):
+        for count in _portions(share, dim):
+            values, vectors = _draw_curvature(rng, curvature, count, dim)
+            optima.append(_draw_optimum(rng, rate, values, vectors, (x.mean(0), y.mean(0), variance / len(x))))
+            spread = rng.standard_normal((count, dim)) / np.sqrt(values)
+            spreads.append(np.einsum("nij,nj->ni", vectors, spread))
+    order = rng.permutation(draws)
+    optimum = prior.mean + prior.sd * np.concatenate(optima)[order]
+    return Draws(optimum, optimum + prior.sd * np.concatenate(spreads)[order])
 
 
 def location_trace(release: Release, dim: int, burn_in: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -82,11 +91,11 @@ def fewest_steps(dim: int) -> int:
     return max(FEWEST_STEPS, 2 * dim)
 
 
-def fit_curvature(x, y, known: np.ndarray, expected: np.ndarray) -> tuple[Curvature, np.ndarray]:
-    """Regression of y on x with a symmetric slope matrix around diag(expected).
+def fit_curvature(x, y, known: np.ndarray, expected: np.ndarray) -> tuple[list[Curvature], np.ndarray]:
+    """Regressions of y on x with a symmetric slope matrix around f·diag(expected), one for each f in `FACTORS`.
 
-    Entries have prior sd √(expected_i expected_j), half that off the diagonal. Residual variance above the known noise
-    is kept as noise.
+    Entries have prior sd f·√(expected_i expected_j): parameters may be as correlated as can be. Residual variance above
+    the known noise is kept as noise and returned.
     """
     dx, dy = x - x.mean(0), y - y.mean(0)
     xx, yx = dx.T @ dx, dy.T @ dx
@@ -94,24 +103,39 @@ def fit_curvature(x, y, known: np.ndarray, expected: np.ndarray) -> tuple[Curvat
     residual = ((dy - dx @ free.T) ** 2).sum(0) / (len(x) - x.shape[1] - 1)
     variance = np.maximum(known, residual)
     place, upper = _triangle_places(x.shape[1]), np.triu_indices(x.shape[1])
-    weight = (np.outer(expected, expected) * np.where(np.eye(len(expected)), 1.0, 0.25))[upper] ** -1
-    precision, shift = np.diag(weight), weight * np.diag(expected)[upper]
+    seen, shift = np.zeros((len(upper[0]), len(upper[0]))), np.zeros(len(upper[0]))
     for row, spots in enumerate(place):
-        precision[np.ix_(spots, spots)] += xx / variance[row]
+        seen[np.ix_(spots, spots)] += xx / variance[row]
         shift[spots] += yx[row] / variance[row]
-    factor = linalg.cholesky(precision, lower=True)
-    return Curvature(linalg.cho_solve((factor, True), shift), factor), variance
+    centre = np.diag(expected)[upper]
+    spread = np.sqrt(np.outer(expected, expected))[upper]
+    return [_given_factor(seen, shift, f * centre, f * spread) for f in FACTORS], variance
+
+
+def _given_factor(seen: np.ndarray, shift: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> Curvature:
+    """Posterior and evidence of entries with prior N(centre, spread²) and Gaussian likelihood (seen, shift)."""
+    factor = linalg.cholesky(seen + np.diag(spread**-2), lower=True)
+    mean = linalg.cho_solve((factor, True), shift + centre / spread**2)
+    fit = (factor.T @ mean) @ (factor.T @ mean) - (centre / spread) @ (centre / spread)
+    return Curvature(mean, factor, float(0.5 * fit - np.log(np.diag(factor)).sum() - np.log(spread).sum()))
 
 
 def _draw_curvature(rng, curvature: Curvature, count: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues and eigenvectors of draws of A in prior units, where the prior's own precision is 1: no less.
 
-    Eigenvalues below 1 are raised to 1 rather than drawn again: a direction whose curvature the trace hardly shows is
-    then as wide as the prior in some draws. That costs width in such directions and keeps coverage.
+    Draws with an eigenvalue below 1 are drawn once more, and then raised to 1. Where the trace shows the curvature,
+    none is left; a direction that it hardly shows is as wide as the prior in many draws: that costs width and keeps
+    coverage.
     """
-    noise = rng.standard_normal((len(curvature.mean), count))
-    noise = linalg.solve_triangular(curvature.factor, noise, trans=1, lower=True)
-    values, vectors = np.linalg.eigh((curvature.mean + noise.T)[:, _triangle_places(dim)])
+
+    def draw(number):
+        noise = rng.standard_normal((len(curvature.mean), number))
+        noise = linalg.solve_triangular(curvature.precision, noise, trans=1, lower=True)
+        return np.linalg.eigh((curvature.mean + noise.T)[:, _triangle_places(dim)])
+
+    values, vectors = draw(count)
+    low = np.flatnonzero(values[:, 0] < 1)
+    values[low], vectors[low] = draw(len(low))
     return np.maximum(values, 1.0), vectors
 
 
