@@ -217,3 +217,13 @@ def test_a_model_that_cannot_be_planned_for_is_refused(change, message, quick):
 def test_a_model_that_cannot_simulate_is_refused():
     with pytest.raises(ValueError, match="cannot simulate its outcome"):
         planner.choose(replace(BERNOULLI, simulate=None), COIN, 1000, 1.0, 1e-5)
+
+
+def test_a_prior_that_expects_the_impossible_is_refused():
+    """Outcomes that mostly fall outside their bounds say that prior and schema do not belong together."""
+    column = Numeric("y", -1, 1)
+    inside, clamped = np.zeros((8, 10)), np.where(np.arange(80).reshape(8, 10) % 10 < 6, 1.0, 0.3)
+    planner._check_outcome(column, inside)
+    with pytest.raises(ValueError, match="60% of a typical simulated table has 'y' outside"):
+        planner._check_outcome(column, clamped)
+    planner._check_outcome(Numeric("y", 0, 9, integer=True), inside)  # zeros are counts, not clamped values

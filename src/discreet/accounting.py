@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from platformdirs import user_cache_dir
 
-from discreet.plan import Plan, phases
+from discreet.plan import Plan, phases, require
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -53,11 +53,11 @@ class Guarantee:
     relation: str = "zero-out"
 
     def __post_init__(self):
-        _require(self.epsilon >= 0, "epsilon", self.epsilon, "be ≥ 0, or inf for no guarantee")
-        _require(0 < self.delta < 1, "delta", self.delta, "lie in (0, 1)")
+        require(self.epsilon >= 0, "epsilon", self.epsilon, "be ≥ 0, or inf for no guarantee")
+        require(0 < self.delta < 1, "delta", self.delta, "lie in (0, 1)")
         for name in ("advantage", "tpr_at_fpr_01"):
-            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "lie in [0, 1]")
-        _require(self.noise in get_args(Noise), "noise", self.noise, f"be one of {get_args(Noise)}")
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "lie in [0, 1]")
+        require(self.noise in get_args(Noise), "noise", self.noise, f"be one of {get_args(Noise)}")
 
     @property
     def private(self) -> bool:
@@ -117,7 +117,7 @@ def guarantee(plan: Phases, delta: float, noise: Noise = "unstated") -> Guarante
     >>> round(guarantee(plan, 1e-5).epsilon, 4)
     1.0
     """
-    _require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
+    require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
     key = ("guarantee", _priced(plan), float(delta))
     return replace(_remembered(key, Guarantee.from_dict, lambda: _evaluate(*key[1:])), noise=noise)
 
@@ -132,14 +132,14 @@ def calibrate(plan: Plan, epsilon: float, delta: float) -> Plan:
     >>> round(calibrate(plan, 1.0, 1e-5).noise_multiplier / 2, 2)
     3.73
     """
-    _require(isinstance(plan, Plan), "plan", plan, "be one Plan: calibrate its phases one by one")
-    _require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, for example 1.0")
-    _require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
+    require(isinstance(plan, Plan), "plan", plan, "be one Plan: calibrate its phases one by one")
+    require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, for example 1.0")
+    require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
 
     def checked(entry: dict) -> Plan:
         found = replace(plan, noise_multiplier=entry["noise_multiplier"])
         spent = guarantee(found, delta).epsilon
-        _require(spent <= epsilon, "noise_multiplier", found.noise_multiplier, f"grow: it spends ε = {spent}")
+        require(spent <= epsilon, "noise_multiplier", found.noise_multiplier, f"grow: it spends ε = {spent}")
         return found
 
     key = ("calibrate", _priced(replace(plan, noise_multiplier=0.0)), float(delta), float(epsilon))
@@ -157,7 +157,7 @@ def rdp_epsilon(plan: Phases, delta: float) -> float:
     from dp_accounting.rdp import RdpAccountant
 
     for limit in (phase.batch_limit for phase in _priced(plan)):
-        _require(limit is None, "batch_limit", limit, "be None or num_rows: RDP cannot price truncation")
+        require(limit is None, "batch_limit", limit, "be None or num_rows: RDP cannot price truncation")
     accountant = RdpAccountant(_ORDERS, NeighboringRelation.REPLACE_SPECIAL).compose(event(plan))
     return float(accountant.get_epsilon(delta))
 
@@ -165,7 +165,7 @@ def rdp_epsilon(plan: Phases, delta: float) -> float:
 def _priced(plan: Phases) -> tuple[Plan, ...]:
     """The phases, bare of what their price does not depend on."""
     parts = [replace(part, clip_norm=1.0) for part in phases(plan)]
-    _require(len(parts) > 0, "plan", plan, "have at least one phase")
+    require(len(parts) > 0, "plan", plan, "have at least one phase")
     whole = {"num_rows": 1, "batch_limit": None}
     return tuple(replace(p, **whole) if p.batch_limit in (None, p.num_rows) else p for p in parts)
 
@@ -245,7 +245,7 @@ def _least_noise(plan: Plan, epsilon: float, delta: float) -> dict:
 
     (phase,) = _priced(plan)
     least = 0.0 if phase.batch_limit is None else _ROUNDING * phase.steps
-    _require(delta > least, "delta", delta, f"exceed {least:.1e}, or batch_limit be None")
+    require(delta > least, "delta", delta, f"exceed {least:.1e}, or batch_limit be None")
 
     def bound(multiplier: float) -> float:
         trial = (replace(phase, noise_multiplier=multiplier),)
@@ -293,8 +293,3 @@ def _remembered(key: tuple, decode: Callable[[dict], Any], compute: Callable[[],
 def _up(value: float, digits: int) -> float:
     """The value rounded up to a few digits: a printed bound is still a bound."""
     return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value))))
-
-
-def _require(ok: bool, name: str, value: object, remedy: str) -> None:
-    if not ok:
-        raise ValueError(f"{name}={value} must {remedy}")

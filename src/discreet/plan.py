@@ -27,23 +27,23 @@ class Plan:
 
     def __post_init__(self):
         """Refuse what no mechanism can run."""
-        _require(
+        require(
             _is_whole(self.num_rows) and self.num_rows >= 1,
             "num_rows",
             self.num_rows,
             "be a whole number ≥ 1",
         )
-        _require(_is_whole(self.steps) and self.steps >= 1, "steps", self.steps, "be a whole number ≥ 1")
-        _require(0 < self.sampling_prob <= 1, "sampling_prob", self.sampling_prob, "lie in (0, 1]")
-        _require(0 < self.clip_norm < math.inf, "clip_norm", self.clip_norm, "be positive and finite")
-        _require(
+        require(_is_whole(self.steps) and self.steps >= 1, "steps", self.steps, "be a whole number ≥ 1")
+        require(0 < self.sampling_prob <= 1, "sampling_prob", self.sampling_prob, "lie in (0, 1]")
+        require(0 < self.clip_norm < math.inf, "clip_norm", self.clip_norm, "be positive and finite")
+        require(
             0 <= self.noise_multiplier < math.inf,
             "noise_multiplier",
             self.noise_multiplier,
             "be ≥ 0 and finite",
         )
         limit = self.batch_limit
-        _require(
+        require(
             limit is None or (_is_whole(limit) and 1 <= limit <= self.num_rows),
             "batch_limit",
             limit,
@@ -79,6 +79,7 @@ def _is_whole(value) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _require(ok: bool, name: str, value, remedy: str) -> None:
+def require(ok: bool, name: str, value: object, remedy: str) -> None:
+    """Refuse a public value at the door, with its name and what it must be."""
     if not ok:
         raise ValueError(f"{name}={value} must {remedy}")

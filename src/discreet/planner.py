@@ -89,7 +89,25 @@ def simulate_rows(model: Model, schema: Schema, seed: int = 0) -> PriorRows:
 
     with jax.enable_x64(True):
         z, rows, gradients = jax.jit(jax.vmap(table))(keys, shaped)
-    return PriorRows(np.asarray(z), {name: np.asarray(v) for name, v in rows.items()}, np.asarray(gradients))
+    rows = {name: np.asarray(values) for name, values in rows.items()}
+    for name in model.outcome:
+        _check_outcome(schema[name], rows[name])
+    return PriorRows(np.asarray(z), rows, np.asarray(gradients))
+
+
+def _check_outcome(column: Numeric | Categorical, values: np.ndarray) -> None:
+    """Refuse a prior under which most outcomes of most tables lie outside their declared bounds, or were clamped."""
+    if isinstance(column, Categorical):
+        return
+    outside = (values < column.low) | (values > column.high) | ~np.isfinite(values)
+    if not column.integer:
+        outside |= (values == column.low) | (values == column.high)
+    share = np.median(outside.mean(1))
+    if share > 0.5:
+        raise ValueError(
+            f"the prior is too vague to plan with: {share:.0%} of a typical simulated table has {column.name!r} "
+            f"outside its declared bounds [{column.low}, {column.high}]; give parameters narrower priors, or choice="
+        )
 
 
 def varied_column(rng: np.random.Generator, column: Numeric | Categorical) -> np.ndarray:
