@@ -38,6 +38,13 @@ def test_a_parameter_may_be_called_z(tmp_path):
     np.testing.assert_array_equal(loaded.z, saved.z)
 
 
+def test_a_scoped_name_survives_a_file(tmp_path):
+    """NumPyro's scope writes "arm/effect"; a file would read that as a group, after the budget was spent."""
+    model = dataclasses.replace(tiny.MODEL, constrain=lambda z: {"arm/effect": z}, labels={})
+    saved = from_draws(np.ones((5, 3)), model, PROMISE, info={"method": "made up"})
+    assert list(Posterior.load(saved.save(tmp_path / "posterior.nc")).draws) == ["arm.effect"]
+
+
 def test_a_file_can_be_replaced_while_it_is_loaded(tmp_path):
     path = made(1).save(tmp_path / "posterior.nc")
     first = Posterior.load(path)

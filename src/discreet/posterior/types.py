@@ -138,7 +138,8 @@ def from_draws(z: np.ndarray, model: Model, guarantee: Guarantee, **parts: Any) 
     """The posterior of the model's named parameters from draws of z, shape (draws, dim)."""
     with jax.enable_x64(True):
         named = jax.jit(jax.vmap(model.constrain))(z)
-    draws = {name: np.asarray(values)[None] for name, values in named.items()}
+    # NetCDF keeps "/" for groups; NumPyro's scope puts it into names
+    draws = {name.replace("/", "."): np.asarray(values)[None] for name, values in named.items()}
     return Posterior(draws, z[None], guarantee, parts.pop("info"), model.labels, model, **parts)
 
 
