@@ -36,7 +36,7 @@ def study(name, family, outcome):
     model = glm(family, outcome, [column for column in schema.names if column != outcome], schema)
     rows, reference = encode(table, schema), non_private(model, schema.encode(table))
     choice = planner.choose(model, schema, rows.num_rows, EPSILON, DELTA)
-    rng, optimum, full, naive, width = np.random.default_rng(0), [], [], [], []
+    rng, optimum, full, naive, width, warned = np.random.default_rng(0), [], [], [], [], 0
     for seed in range(FITS):
         posterior = fit(
             model,
@@ -51,6 +51,7 @@ def study(name, family, outcome):
         optimum.append(held(draws.optimum, reference.mean))
         full.append(held(posterior.z[0], reference.mean))
         naive.append(held(naive_posterior(posterior).z[0], reference.mean))
+        warned += bool(posterior.info["warnings"])
         width.append(posterior.z[0].std(0) / np.sqrt(np.diag(reference.covariance)))
     shares = [float(np.mean(part)) for part in (optimum, full, naive)]
     return {
@@ -61,6 +62,7 @@ def study(name, family, outcome):
         "full in 90 %": shares[1],
         "last iterate in 90 %": shares[2],
         "width ÷ non-private": float(np.median(width)),
+        "fits with a warning": warned,
         "verdict": shares[0] >= 0.8 and shares[1] >= 0.9,
     }
 

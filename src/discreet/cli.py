@@ -219,12 +219,15 @@ def _show_fit(posterior: "Posterior", out: Path | None, as_json: bool) -> None:
     from discreet.report.words import description, meaning
 
     summary, promise = posterior.summary(), posterior.guarantee
+    for text in posterior.info["warnings"]:
+        _say(_err, f"warning: {text}", "bold yellow")
     if as_json:
         facts = {
             "private": promise.private,
             "guarantee": promise.to_dict(),
             "model": description(posterior),
             "summary": summary.to_dict(orient="index"),
+            "warnings": posterior.info["warnings"],
             "out": None if out is None else str(out),
         }
         typer.echo(json.dumps(facts))

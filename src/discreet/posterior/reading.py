@@ -7,11 +7,13 @@ import numpy as np
 from discreet.accounting import Guarantee
 from discreet.model import Model
 from discreet.posterior import dense, exact, naive
+from discreet.posterior.trace import tail
 from discreet.posterior.types import Posterior, from_draws, through_q
 from discreet.release import Release
 from discreet.schema import Schema
 
 Reading = Literal["noise-aware", "last iterate"]
+FAR = 3.0
 
 
 def read(
@@ -37,7 +39,12 @@ def read(
         spread[: model.dim] = public_prior(release).sd
         phi = exact.noise_aware(rng, release, draws, centre=start, centre_sd=spread)
         method, z = "noise-aware, diagonal curvature", through_q(rng, phi)
-    info = {"method": method, "plan": release.plan.to_dict(), "reasons": list(release.settings.get("reasons", ()))}
+    info = {
+        "method": method,
+        "plan": release.plan.to_dict(),
+        "reasons": list(release.settings.get("reasons", ())),
+        "warnings": far_from_prior(release, model),
+    }
     return from_draws(z, model, guarantee, info=info, schema=schema, release=release)
 
 
@@ -49,6 +56,22 @@ def naive_posterior(posterior: Posterior) -> Posterior:
     return read(
         posterior.release, posterior.model, posterior.guarantee, "last iterate", schema=posterior.schema, draws=draws
     )
+
+
+def far_from_prior(release: Release, model: Model) -> list[str]:
+    """A warning for each parameter whose steps settled more than `FAR` prior sds from the prior's centre.
+
+    There the prior and the table disagree, and where privacy leaves little of the table, the prior wins.
+    """
+    prior = public_prior(release)
+    settled = tail(release).mean_x[: model.dim]
+    distance = np.abs(settled - prior.mean) / prior.sd
+    names = model.labels.get("coefficients", ())
+    return [
+        f"{names[place] if place < len(names) else f'z[{place}]'}: the steps settled {distance[place]:.1f} prior sds "
+        "from the prior's centre, so its prior is too narrow for this table and its interval may miss; widen the prior"
+        for place in np.flatnonzero(distance > FAR)
+    ]
 
 
 def public_prior(release: Release) -> dense.Prior:

@@ -80,7 +80,8 @@ def page(
         style=_STYLE,
         title=escape(title),
         subtitle=escape(f"{plan['num_rows']} rows · {posterior.info['method']}"),
-        banner=_banner(posterior, plan["num_rows"]),
+        banner=_banner(posterior, plan["num_rows"])
+        + "".join(_box("warning", text, "") for text in posterior.info.get("warnings", ())),
         line=_paragraph(line),
         meaning=_paragraph(meaning(posterior)),
         plot=forest(summaries),
