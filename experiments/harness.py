@@ -35,7 +35,7 @@ def finish(name, records, seeds, *, columns, notes=(), target=True):
         table.add_column(column, justify="left" if column == columns[0] else "right")
     for record in records:
         table.add_row(*(_text(record.get(column)) for column in columns))
-    Console(width=max(100, Console().width)).print(table)
+    Console(width=max(140, Console().width)).print(table)
     for note in notes:
         print(note)
     RESULTS.mkdir(exist_ok=True)
