@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from platformdirs import user_cache_dir
 
+from discreet.atomic import new_file
 from discreet.plan import Plan, phases, require
 
 if TYPE_CHECKING:
@@ -282,11 +283,8 @@ def _remembered(key: tuple, decode: Callable[[dict], Any], compute: Callable[[],
     with suppress(OSError, ValueError, TypeError, LookupError):
         return decode(json.loads(path.read_text()))
     value = compute()
-    with suppress(OSError, TypeError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.urandom(8).hex()}")
-        temporary.write_text(json.dumps(value.to_dict()))
-        os.replace(temporary, path)
+    with suppress(OSError, TypeError), new_file(path) as scratch:
+        scratch.write_text(json.dumps(value.to_dict()))
     return value
 
 

@@ -70,7 +70,7 @@ def choose(
     rate = min(SAMPLING_PROB, BATCH / num_rows) if num_rows > 1 else 1.0
     limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, rate)
     plan = calibrate(Plan(num_rows, steps, rate, 1.0, 1.0, limit), epsilon, delta)
-    values = _row_values(model, simulated, sd, precondition, draws)
+    values = _row_values(model, plan, simulated, sd, precondition, draws)
     plan = replace(plan, clip_norm=_clip_norm(plan, values, precondition, prior_sd))
     learning_rate = _learning_rate(plan, simulated, precondition, prior_sd, sd)
     settings = elbo.Settings(start, precondition, learning_rate, draws)
@@ -159,16 +159,14 @@ def _precondition(information: np.ndarray, sd: np.ndarray, draws: int) -> np.nda
     return np.concatenate([location, SCALE_SHARE * location * np.sqrt(information) / scale_size])
 
 
-def _row_values(model: Model, simulated: PriorRows, sd: np.ndarray, precondition: np.ndarray, draws: int) -> np.ndarray:
-    """β∘gradient of every simulated row, at the truth it came from and with the starting sd; (tables, rows, 2·dim)."""
+def _row_values(model: Model, plan: Plan, simulated: PriorRows, sd, precondition, draws: int) -> np.ndarray:
+    """What each simulated row would answer, at the truth it came from, with the starting sd; (tables, rows, 2·dim)."""
+    settings = elbo.Settings(np.zeros_like(precondition), precondition, np.ones_like(precondition), draws)
+    query = elbo.query(model, plan, settings)
 
     def value(key, z, row):
         eta = mean_field.antithetic(key, draws, model.dim)
-
-        def loss(phi):
-            return -jax.vmap(lambda at: model.log_likelihood(at, row))(mean_field.transform(phi[None], eta)).mean()
-
-        return precondition * jax.grad(loss)(mean_field.pack(z, sd))
+        return query.row_value(elbo.Question(mean_field.pack(z, sd), eta), row)
 
     def table(inputs):
         key, z, rows = inputs
