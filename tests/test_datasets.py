@@ -1,8 +1,16 @@
 """The public tables fit their public schemas."""
 
+import hashlib
+import io
+import re
 import sys
+import threading
+import zipfile
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from discreet import datasets
@@ -44,9 +52,231 @@ def test_fair_counts_affairs_as_the_survey_did():
 
 @pytest.mark.parametrize(
     ("name", "module", "package"),
-    [("fair", "statsmodels.datasets", "statsmodels"), ("diabetes", "sklearn.datasets", "scikit-learn")],
+    [
+        ("fair", "statsmodels.datasets", "statsmodels"),
+        ("diabetes", "sklearn.datasets", "scikit-learn"),
+        ("adult", "pandas", "pandas"),
+    ],
 )
 def test_a_missing_package_is_named_with_its_remedy(name, module, package, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=rf"'{name}' comes with {package}: pip install 'discreet\[demo\]'"):
+    with pytest.raises(ValueError, match=rf"'{name}' needs {package}: pip install 'discreet\[demo\]'"):
         getattr(datasets, name)()
+
+
+COMPLETE = {"train": 30162, "test": 15060}
+MD5 = {"adult.data": "5d7c39d7b8804f071cdd1f2a7c460872", "adult.test": "35238206dfdf7f1fe215bbb874adecdc"}
+"""Of UCI's files, as several public projects pin them."""
+
+
+@pytest.fixture(scope="module")
+def parquet():
+    """Every row of both splits, read without the loader."""
+    for folder in datasets._folders():
+        paths = {split: folder / f"adult_{split}.parquet" for split in COMPLETE}
+        if all(path.is_file() for path in paths.values()):
+            return {split: pd.read_parquet(path) for split, path in paths.items()}
+    pytest.skip("adult_train.parquet and adult_test.parquet are not here: set DISCREET_DATA")
+
+
+@pytest.fixture(scope="module")
+def raw(parquet):
+    """UCI's two files byte by byte, written from the Parquet files."""
+    lines = {
+        split: [
+            ", ".join("?" if pd.isna(value) else str(value) for value in row) for row in table.itertuples(index=False)
+        ]
+        for split, table in parquet.items()
+    }
+    test = ["|1x3 Cross validator", *(f"{line}." for line in lines["test"])]
+    return {"adult.data": text(lines["train"]), "adult.test": text(test)}
+
+
+def text(lines):
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder that does not exist yet, the only one where tables are looked for."""
+    monkeypatch.setenv("DISCREET_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def fill(folder, files):
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("split", COMPLETE)
+def test_adult_is_the_complete_rows_of_a_split_and_encodes_unclamped(split, parquet):
+    table, schema = datasets.adult(split)
+    expected = parquet[split].dropna().reset_index(drop=True)
+    assert len(table) == COMPLETE[split]
+    pd.testing.assert_frame_equal(table, expected[list(schema.names)])
+    columns = schema.encode(table)
+    for column in schema.columns:
+        assert list(column.decode(columns[column.name])) == list(table[column.name])
+
+
+def test_adult_has_the_share_of_high_incomes_that_uci_documents(parquet):
+    """24.78 % of the complete rows, says adult.names."""
+    codes = np.concatenate([schema.encode(table)["income"] for table, schema in map(datasets.adult, COMPLETE)])
+    assert round(100 * codes.mean(), 2) == 24.78
+
+
+def test_adult_declares_the_98_levels_that_complete_training_rows_have(parquet):
+    table, schema = datasets.adult()
+    levels = {column.name: column.levels for column in schema.columns if isinstance(column, Categorical)}
+    assert {name: set(table[name]) for name in levels} == {name: set(declared) for name, declared in levels.items()}
+    assert levels.pop("income") == ("<=50K", ">50K")
+    assert sum(map(len, levels.values())) == 98
+
+
+def test_uci_files_give_the_same_tables_as_parquet(raw, folder, monkeypatch):
+    assert {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in raw.items()} == MD5
+    fill(folder, raw)
+    from_raw = {split: datasets.adult(split)[0] for split in COMPLETE}
+    monkeypatch.undo()
+    for split, table in from_raw.items():
+        pd.testing.assert_frame_equal(table, datasets.adult(split)[0])
+
+
+def test_the_checkout_is_looked_at_before_the_cache(raw, tmp_path, monkeypatch):
+    monkeypatch.delenv("DISCREET_DATA", raising=False)
+    monkeypatch.setenv("DISCREET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets, "_CHECKOUT", tmp_path / "checkout")
+    fill(tmp_path / "cache" / "data", raw)
+    assert len(datasets.adult("test")[0]) == COMPLETE["test"]
+    fill(tmp_path / "shared" / "data", {"adult.test": b"other"})
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "shared" / "data" / "adult.test"))):
+        datasets.adult("test")
+
+
+def test_a_named_folder_has_no_substitute(folder):
+    with pytest.raises(ValueError) as refusal:
+        datasets.adult()
+    for words in (
+        f"no adult_train.parquet or adult.data in {folder};",
+        "set DISCREET_DATA to a folder that has it",
+        "call discreet.datasets.download('adult')",
+        f"unpack https://archive.ics.uci.edu/static/public/2/adult.zip into {folder} by hand",
+    ):
+        assert words in str(refusal.value)
+
+
+def test_without_a_named_folder_both_others_are_listed(tmp_path, monkeypatch):
+    monkeypatch.delenv("DISCREET_DATA", raising=False)
+    monkeypatch.delenv("DISCREET_CACHE", raising=False)
+    monkeypatch.setattr(datasets, "user_cache_dir", lambda name: str(tmp_path / "cache" / name))
+    monkeypatch.setattr(datasets, "_CHECKOUT", tmp_path / "checkout")
+    places = f"in {tmp_path / 'shared' / 'data'} or {tmp_path / 'cache' / 'discreet' / 'data'};"
+    with pytest.raises(ValueError, match=re.escape(places)):
+        datasets.adult("test")
+
+
+@pytest.mark.parametrize("name", ["adult_train.parquet", "adult.data"])
+def test_other_bytes_are_refused_before_they_are_parsed(name, folder):
+    fill(folder, {name: b"39, State-gov"})
+    with pytest.raises(
+        ValueError, match=f"{re.escape(str(folder / name))} is not the published file .*: remove it; set"
+    ):
+        datasets.adult()
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(ValueError, match=r"split='validation' must be one of \['train', 'test'\]"):
+        datasets.adult("validation")
+
+
+@contextmanager
+def served(content, monkeypatch):
+    """The address of a server on this machine that gives `content` for /adult.zip."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/adult.zip" else 404)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/adult.zip"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def zipped(files):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in files.items():
+            archive.writestr(name, member)
+    return content.getvalue()
+
+
+def test_a_download_is_found_again(raw, folder, monkeypatch):
+    with served(zipped({"Index": b"", **raw}), monkeypatch) as url:
+        assert datasets.download("adult", url=url) == folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == raw
+    assert len(datasets.adult("train")[0]) == COMPLETE["train"]
+
+
+JUNK = {"adult.data": bytes(10**5), "adult.test": bytes(10**5)}
+BAD = {
+    "a page": (b"<html>moved</html>", "is not a zip archive with adult.data"),
+    "a half": (zipped(JUNK)[:150], "is not a zip archive with adult.data"),
+    "a member short": (zipped({"adult.data": b""}), "is not a zip archive with adult.test"),
+    "damaged": (zipped(JUNK).replace(b"adult.data", b"adult.date", 1), "is not a zip archive with adult.data"),
+    "other members": (zipped(JUNK), "adult.data in http.* is not the published file"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_download_is_refused_and_leaves_nothing(bad, tmp_path, monkeypatch):
+    content, message = BAD[bad]
+    remedy = f"unpack https://archive.ics.uci.edu/static/public/2/adult.zip into {tmp_path / 'new' / 'data'} by hand"
+    with (
+        served(content, monkeypatch) as url,
+        pytest.raises(ValueError, match=f"{message}.*: give another url, or {re.escape(remedy)}"),
+    ):
+        datasets.download("adult", tmp_path / "new" / "data", url)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_bad_member_keeps_the_good_one_out_and_old_files_in(raw, folder, monkeypatch):
+    fill(folder, {"adult.data": b"old", "adult.test": b"old"})
+    with (
+        served(zipped({**raw, "adult.test": raw["adult.test"][:-1]}), monkeypatch) as url,
+        pytest.raises(ValueError, match=r"adult\.test in http.* is not the published file"),
+    ):
+        datasets.download("adult", folder, url)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"adult.data": b"old", "adult.test": b"old"}
+
+
+def test_a_file_that_cannot_be_written_keeps_the_other_out(raw, folder, monkeypatch):
+    (folder / "adult.test").mkdir(parents=True)
+    with served(zipped(raw), monkeypatch) as url, pytest.raises(OSError, match=r"adult\.test"):
+        datasets.download("adult", folder, url)
+    assert [path.name for path in folder.iterdir()] == ["adult.test"]
+
+
+def test_no_answer_is_named_with_its_remedy(tmp_path, monkeypatch):
+    with served(b"no", monkeypatch) as url:
+        for wrong in (url + "x", re.sub(r":\d+", ":1", url)):
+            with pytest.raises(ConnectionError, match=f"{wrong} could not be fetched .*: give another url, or unpack"):
+                datasets.download("adult", tmp_path, wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_published_tables_can_be_downloaded():
+    with pytest.raises(ValueError, match=r"name='fair' must be one of \['adult'\]"):
+        datasets.download("fair")

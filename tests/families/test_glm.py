@@ -7,6 +7,7 @@ import pytest
 import statsmodels.api as sm
 from scipy import special, stats
 
+from discreet.datasets import ADULT
 from discreet.evaluate.reference import non_private
 from discreet.families.glm import PRIORS, Priors, glm
 from discreet.schema import Categorical, Numeric, Schema, SchemaError
@@ -180,6 +181,103 @@ def test_labels_and_columns_name_every_coefficient_but_the_first_level():
     assert model.labels["coefficients"] == ("Intercept", "age", "sex[m]", "sex[x]")
     assert (model.dim, model.columns, model.outcome) == (4, ("age", "sex", "y"), ("y",))
     assert MODELS["gaussian"].dim == 5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_level_is_the_reference_coding_with_the_first_level_in_the_intercept(family):
+    """(b₀, age, f, m, x) of every level is (b₀ + f, age, m − f, x − f) against f, in z and in parameters."""
+    every, rows = glm(family, "y", ["age", "sex"], SCHEMAS[family], coding="every level"), rows_of(family)
+    against_f = np.array([[1, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, -1, 1, 0], [0, 0, -1, 0, 1]], float)
+    with jax.enable_x64(True):
+        own = jnp.array([0.3, -1.2, 0.7, 0.5, -0.4])
+        rest = jnp.asarray(Z[family][4:])  # of the Gaussian family: 1/σ
+        z, reference = jnp.append(own, rest), jnp.append(against_f @ own, rest)
+        for ours, theirs in (
+            (every.log_likelihood, MODELS[family].log_likelihood),
+            (every.mean, MODELS[family].mean),
+        ):
+            np.testing.assert_allclose(
+                jax.vmap(lambda row, f=ours: f(z, row))(rows), jax.vmap(lambda row, f=theirs: f(reference, row))(rows)
+            )
+        np.testing.assert_allclose(
+            against_f @ every.constrain(z)["coefficients"], MODELS[family].constrain(reference)["coefficients"]
+        )
+
+
+def test_every_level_has_a_label_and_a_prior_of_its_own():
+    model = glm("logistic", "y", ["sex", "age"], SCHEMAS["logistic"], coding="every level")
+    assert model.labels["coefficients"] == ("Intercept", "sex[f]", "sex[m]", "sex[x]", "age")
+    assert model.dim == 5
+    curvature = -np.asarray(jax.hessian(model.log_prior)(jnp.zeros(5)))
+    np.testing.assert_allclose(curvature, np.eye(5) / 4)  # sds of 2: identified although the levels add up to 1
+
+
+def test_adult_has_98_indicators_5_numbers_and_an_intercept():
+    covariates = [name for name in ADULT.names if name != "income"]
+    assert glm("logistic", "income", covariates, ADULT, coding="every level").dim == 104
+    assert glm("logistic", "income", covariates, ADULT).dim == 104 - 8
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_units_scale_the_prior_and_leave_coefficients_in_the_columns_own(family):
+    """By hand at age 33.5 and level m with units (35, 10): b₀ − .15 z_age + z_m, in residual sds if Gaussian."""
+    model, z = glm(family, "y", ["age", "sex"], SCHEMAS[family], units={"age": (35, 10)}), Z[family]
+    rows = rows_of(family)
+    with jax.enable_x64(True):
+        parameters = jax.tree.map(np.asarray, model.constrain(jnp.asarray(z)))
+        mean = float(model.mean(jnp.asarray(z), {name: jnp.asarray(values[1]) for name, values in rows.items()}))
+    predictor = z[0] - 0.15 * z[1] + z[2]
+    by_family = {
+        "gaussian": lambda u: 20 + 30 * u / np.logaddexp(0, z[-1]),
+        "logistic": special.expit,
+        "poisson": np.exp,
+    }
+    assert mean == pytest.approx(by_family[family](predictor), rel=1e-12)
+    sigma = parameters.get("sigma", 1.0)
+    np.testing.assert_allclose(parameters["coefficients"][1:], sigma * z[1:4] / [10, 1, 1], rtol=1e-12)
+    in_own_units = parameters["coefficients"] @ [1, 33.5 - 35, 1, 0]
+    assert mean == pytest.approx(in_own_units if family == "gaussian" else by_family[family](in_own_units), rel=1e-12)
+
+
+def test_declared_units_are_the_default():
+    given = glm("logistic", "y", ["age", "sex"], SCHEMAS["logistic"], units={"age": (40, 20)})
+    rows, z = rows_of("logistic"), jnp.asarray(Z["logistic"])
+    ours, default = (jax.vmap(lambda row, m=m: m.log_likelihood(z, row))(rows) for m in (given, MODELS["logistic"]))
+    np.testing.assert_array_equal(ours, default)
+
+
+def test_the_description_names_options_that_are_not_the_default():
+    default = {"family": "logistic", "outcome": "y", "covariates": ["age", "sex"]}
+    assert MODELS["logistic"].description == default
+    for options in ({"coding": "every level"}, {"units": {"age": [35.0, 10.0]}}):
+        assert glm("logistic", "y", ["age", "sex"], SCHEMAS["logistic"], **options).description == default | options
+    plain = glm("logistic", "y", ["age", "sex"], SCHEMAS["logistic"], coding="reference", units={})
+    assert plain.description == default
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"coding": "dummy"}, r"coding='dummy' must be one of \['reference', 'every level'\]"),
+        ({"units": {"weight": (0, 1)}}, r"units names 'weight', but the numeric covariates are \['age'\]: remove it"),
+        ({"units": {"sex": (0, 1)}}, r"units names 'sex', but the numeric covariates are \['age'\]: remove it"),
+        ({"units": {"y": (0, 1)}}, "units names 'y'"),
+        *(
+            ({"units": {"age": pair}}, r"units\['age'\]=.* must be \(centre, scale\): finite numbers, scale above 0")
+            for pair in ((40, 0), (40, -1), (40, np.inf), (40, np.nan), (np.inf, 1), (np.nan, 1), (40,), 40, ("a", 1))
+        ),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        glm("gaussian", "y", ["age", "sex"], SCHEMAS["gaussian"], **options)
+
+
+def test_labels_of_two_parameters_are_refused_under_the_coding_that_has_them():
+    schema = Schema((Categorical("sex", ("f", "m")), Numeric("sex[f]", 0, 1), Numeric("y", 0, 1)))
+    assert glm("gaussian", "y", ["sex", "sex[f]"], schema).dim == 4
+    with pytest.raises(ValueError, match=r"\['sex\[f\]'\] would name two parameters each"):
+        glm("gaussian", "y", ["sex", "sex[f]"], schema, coding="every level")
 
 
 @pytest.mark.parametrize(

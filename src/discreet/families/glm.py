@@ -1,15 +1,17 @@
 """Generalised linear models from a column list: Gaussian, logistic and Poisson regression.
 
-Numeric covariates are scaled to [−1, 1] by their declared bounds, categorical ones are coded against their first
-level: public facts only. Priors are weakly informative on that scale. Parameters are reported in the columns' own
-units; the intercept is the linear predictor at mid-bounds and first levels.
+Numeric covariates are scaled to [−1, 1] by their declared bounds, or by other public units; categorical ones are coded
+against their first level, or with one indicator per level: public facts only. Priors are weakly informative on that
+scale. Parameters are reported in the columns' own units; the intercept is the linear predictor at mid-bounds (or the
+centres of the units given) and first levels (or before any level's own coefficient is added).
 
 The Gaussian family works with τ = 1/σ and α = coefficients·τ, where the log-likelihood log τ − ½(τy − α·x)² is concave
 and a row's gradient does not grow as σ shrinks, so one clip norm serves every σ.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,26 +35,43 @@ class Priors(NamedTuple):
 
 
 PRIORS = {"gaussian": Priors(1.5, 2.0), "logistic": Priors(2.0, 2.0), "poisson": Priors(0.5, 1.0)}
+CODINGS = {"reference": 1, "every level": 0}
+"""How a categorical covariate is coded, and the first of its levels to have an indicator."""
 
 
-def glm(family: str, outcome: str, covariates: Sequence[str], schema: Schema, priors: Priors | None = None) -> Model:
+def glm(
+    family: str,
+    outcome: str,
+    covariates: Sequence[str],
+    schema: Schema,
+    priors: Priors | None = None,
+    *,
+    coding: str = "reference",
+    units: Mapping[str, tuple[float, float]] | None = None,
+) -> Model:
     """The regression of `outcome` on `covariates`, for rows that follow `schema`.
+
+    `coding` is "reference" (levels against the first) or "every level" (one indicator each, identified by the prior).
+    `units` maps numeric covariates to public constants (centre, scale) that replace mid-bounds and half the range.
 
     >>> schema = Schema((Numeric("age", 20, 60), Categorical("sex", ("f", "m")), Categorical("ill", ("no", "yes"))))
     >>> model = glm("logistic", "ill", ["age", "sex"], schema)
     >>> model.labels["coefficients"]
     ('Intercept', 'age', 'sex[m]')
+    >>> glm("logistic", "ill", ["age", "sex"], schema, coding="every level").labels["coefficients"]
+    ('Intercept', 'age', 'sex[f]', 'sex[m]')
     """
     _check(family, outcome, covariates, schema)
+    terms = _terms([schema[name] for name in covariates], coding, units or {})
+    labels = ("Intercept", *(label for term in terms for label in term.labels))
+    _refuse_repeated(labels)
     priors = priors or PRIORS[family]
-    columns = [schema[name] for name in covariates]
-    labels = ("Intercept", *(label for column in columns for label in _labels(column)))
     scale, centre = _outcome_units(family, schema[outcome])
-    units = scale / np.concatenate([[1.0], *(_half_ranges(column) for column in columns)])
+    in_own_units = scale / np.array([1.0, *(term.scale for term in terms for _ in term.labels)])
     mean, sd = _prior_moments(family, priors, schema[outcome], len(labels))
 
     def linear_predictor(z: Array, row: Row) -> Array:
-        parts = [_features(column, row[column.name]) for column in columns]
+        parts = [term.features(row[term.name]) for term in terms]
         return jnp.dot(z[: len(labels)], jnp.concatenate([jnp.ones(1, z.dtype), *parts]))
 
     def log_likelihood(z, row):
@@ -62,9 +81,9 @@ def glm(family: str, outcome: str, covariates: Sequence[str], schema: Schema, pr
         shift = np.zeros(len(labels))
         shift[0] = centre
         if family != "gaussian":
-            return {"coefficients": z * units}
+            return {"coefficients": z * in_own_units}
         sigma = 1 / jax.nn.softplus(z[-1])
-        return {"coefficients": z[:-1] * sigma * units + shift, "sigma": sigma * scale}
+        return {"coefficients": z[:-1] * sigma * in_own_units + shift, "sigma": sigma * scale}
 
     def simulate(key, z, row):
         value = _SIMULATORS[family](key, z, linear_predictor(z, row)) * scale + centre
@@ -81,7 +100,7 @@ def glm(family: str, outcome: str, covariates: Sequence[str], schema: Schema, pr
         simulate=simulate,
         mean=lambda z, row: _MEANS[family](z, linear_predictor(z, row)) * scale + centre,
         labels={"coefficients": labels},
-        description={"family": family, "outcome": outcome, "covariates": list(covariates)},
+        description={"family": family, "outcome": outcome, "covariates": list(covariates)} | _options(coding, units),
     )
 
 
@@ -113,23 +132,47 @@ _SIMULATORS = {
 }
 
 
-def _labels(column) -> list[str]:
-    if isinstance(column, Categorical):
-        return [f"{column.name}[{level}]" for level in column.levels[1:]]
-    return [column.name]
+class _Term(NamedTuple):
+    """A covariate's part of the linear predictor: the features of a value, each a change by `scale` in own units."""
+
+    name: str
+    labels: tuple[str, ...]
+    scale: float
+    features: Callable[[Array], Array]
 
 
-def _half_ranges(column) -> np.ndarray:
-    if isinstance(column, Categorical):
-        return np.ones(len(column.levels) - 1)
-    return np.array([(column.high - column.low) / 2])
+def _terms(columns: Sequence[Numeric | Categorical], coding: str, units: Mapping[str, Any]) -> list[_Term]:
+    if coding not in CODINGS:
+        raise ValueError(f"coding={coding!r} must be one of {list(CODINGS)}")
+    numeric = [column.name for column in columns if isinstance(column, Numeric)]
+    for name in units:
+        if name not in numeric:
+            raise ValueError(f"units names {name!r}, but the numeric covariates are {numeric}: remove it")
+    return [
+        _indicators(column, CODINGS[coding]) if isinstance(column, Categorical) else _scaled(column, units)
+        for column in columns
+    ]
 
 
-def _features(column, value) -> Array:
-    if isinstance(column, Categorical):
-        return (value == jnp.arange(1, len(column.levels))).astype(float)
-    half = (column.high - column.low) / 2
-    return jnp.reshape((value - column.low) / half - 1, (1,))
+def _indicators(column: Categorical, first: int) -> _Term:
+    labels = tuple(f"{column.name}[{level}]" for level in column.levels[first:])
+    return _Term(column.name, labels, 1.0, lambda code: (code == jnp.arange(first, column.size)).astype(float))
+
+
+def _scaled(column: Numeric, units: Mapping[str, Any]) -> _Term:
+    given = units.get(column.name, ((column.low + column.high) / 2, (column.high - column.low) / 2))
+    try:
+        centre, scale = map(float, given)
+    except (TypeError, ValueError):
+        centre = scale = math.nan
+    if not (math.isfinite(centre) and 0 < scale < math.inf):
+        raise ValueError(f"units[{column.name!r}]={given!r} must be (centre, scale): finite numbers, scale above 0")
+    return _Term(column.name, (column.name,), scale, lambda value: jnp.reshape((value - centre) / scale, (1,)))
+
+
+def _options(coding: str, units: Mapping[str, tuple[float, float]] | None) -> dict[str, Any]:
+    shown = {name: [float(value) for value in pair] for name, pair in (units or {}).items()}
+    return ({"coding": coding} if coding != "reference" else {}) | ({"units": shown} if shown else {})
 
 
 def _outcome_units(family: str, column) -> tuple[float, float]:
@@ -169,7 +212,10 @@ def _check(family: str, outcome: str, covariates: Sequence[str], schema: Schema)
     if not fits[family]:
         has = ", ".join(f"{key} = {value}" for key, value in column.to_dict().items())
         raise ValueError(f"outcome={outcome!r} must be {_OUTCOMES[family]} for family={family!r}; it has {has}")
-    labels = ["Intercept", "sigma", *(label for name in covariates for label in _labels(schema[name]))]
+
+
+def _refuse_repeated(coefficients: Sequence[str]) -> None:
+    labels = ["sigma", *coefficients]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
         raise ValueError(f"{repeated} would name two parameters each: rename those columns")
