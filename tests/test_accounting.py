@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from discreet import accounting
 from discreet.accounting import Guarantee, calibrate, event, guarantee, rdp_epsilon
-from discreet.plan import Plan, default_batch_limit
+from discreet.plan import Plan, default_batch_limit, non_private
 
 PAPER = Plan(num_rows=5000, steps=10_000, sampling_prob=0.1, clip_norm=1.0, noise_multiplier=37.33)
 SMALL = Plan(num_rows=500, steps=100, sampling_prob=0.1, clip_norm=1.0, noise_multiplier=3.0)
@@ -174,7 +174,18 @@ def test_no_noise_is_no_guarantee():
         promise = guarantee(plan, 1e-5, "secure")
         assert (promise.epsilon, promise.advantage, promise.tpr_at_fpr_01) == (math.inf, 1.0, 1.0)
         assert not promise.private
-        assert "ε = inf" in str(promise)
+        assert str(promise).startswith("NOT PRIVATE: ε = ∞ at δ = 1e-05; ")
+
+
+@pytest.mark.parametrize("noise", ["secure", "simulated", "unstated"])
+@pytest.mark.parametrize("limit", [None, 80])
+def test_a_non_private_plan_is_priced_at_infinity_whatever_its_noise(noise, limit):
+    promise = guarantee(non_private(replace(SMALL, batch_limit=limit)), 1e-5, noise)
+    assert promise.epsilon == math.inf
+    assert not promise.private
+    assert str(promise).startswith("NOT PRIVATE: ε = ∞")
+    assert "guessing" not in str(promise)
+    assert Guarantee.from_dict(json.loads(json.dumps(promise.to_dict()))) == promise
 
 
 def test_little_noise_is_priced_in_seconds():

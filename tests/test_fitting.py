@@ -1,10 +1,15 @@
+import math
+
 import numpy as np
 import pytest
 
 from discreet import planner
 from discreet.fitting import encode, fit, naive_posterior, simulated
 from discreet.mechanism import loop
+from discreet.posterior.reading import read
+from discreet.posterior.trace import TraceError
 from discreet.posterior.types import Posterior
+from discreet.release import Release
 from tests import tiny
 
 BUDGET = {"epsilon": tiny.EPSILON, "delta": tiny.DELTA}
@@ -109,3 +114,72 @@ def test_the_naive_reading_needs_the_release():
     bare = Posterior(whole.draws, whole.z, whole.guarantee, whole.info)
     with pytest.raises(ValueError, match="without its release"):
         naive_posterior(bare)
+
+
+def test_a_release_that_cannot_be_read_as_asked_is_not_lost():
+    """The fit starts 30 prior sds from home, and is not there yet."""
+    choice = tiny.choice()
+    start = np.array(choice.settings.start)
+    start[:3] += 60
+    far = choice._replace(settings=choice.settings._replace(start=start))
+    with pytest.raises(TraceError, match="not converged") as refusal:
+        fit(tiny.MODEL, tiny.rows(), **BUDGET, choice=far, reading="iterate average")
+    kept = refusal.value.release
+    assert isinstance(kept, Release)
+    assert kept.noise == "secure"
+    assert "budget is spent" in str(refusal.value)
+    found = read(kept, tiny.MODEL, tiny.posterior().guarantee, "last iterate", draws=50)
+    assert found.info["method"] == "last iterate"
+    assert found.release is kept
+    assert np.isfinite(found.z).all()
+    assert "prior sds" in found.info["warnings"][0]
+
+
+@pytest.mark.usefixtures("no_row_is_asked")
+def test_an_unknown_reading_is_refused_before_any_row_is_asked():
+    with pytest.raises(ValueError, match="reading='iterate mean'"):
+        fit(tiny.MODEL, tiny.rows(), **BUDGET, choice=tiny.choice(), reading="iterate mean")
+
+
+def test_without_noise_the_posterior_is_the_table_s_own():
+    """However it is read, the mean is within half a posterior sd of the mode.
+
+    Subsampling leaves .1 sd of noise in the mean of 3000 steps and 4000 draws another .02, so four sds of both are .4;
+    the mean of a logistic posterior of 300 rows is .1 sd from its mode.
+    """
+    found = tiny.noiseless()
+    mode, sd = tiny.laplace().mean, np.sqrt(np.diag(tiny.laplace().covariance))
+    for reading in (found, read(found.release, tiny.MODEL, found.guarantee)):
+        assert (np.abs(reading.z.mean((0, 1)) - mode) < 0.5 * sd).all()
+        assert (reading.z.std((0, 1)) < 2 * sd).all()
+    assert found.info["method"] == "iterate average"
+
+
+def test_without_noise_nothing_is_called_private(tmp_path):
+    found = tiny.noiseless()
+    assert found.guarantee.epsilon == math.inf
+    assert not found.guarantee.private
+    assert str(found.guarantee).startswith("NOT PRIVATE: ε = ∞")
+    assert "NOT PRIVATE: ε = ∞" in repr(found)
+    assert Posterior.load(found.save(tmp_path / "posterior.nc")).guarantee == found.guarantee
+
+
+class Unread:
+    """Rows whose number is public and whose values cannot be had."""
+
+    num_rows, schema, replicas = tiny.NUM_ROWS, tiny.SCHEMA, None
+
+    def __getattr__(self, name):
+        pytest.fail(f"{name} was read")
+
+
+def test_secure_noise_refuses_to_run_without_noise_before_anything_is_read():
+    choice = tiny.noiseless_choice()
+    with pytest.raises(ValueError, match="noise_multiplier=0 adds no noise"):
+        fit(tiny.MODEL, Unread(), epsilon=math.inf, delta=tiny.DELTA, choice=choice)
+
+
+@pytest.mark.usefixtures("no_row_is_asked")
+def test_a_plan_without_noise_is_beyond_any_finite_budget():
+    with pytest.raises(ValueError, match="costs ε = inf, more than epsilon=1e"):
+        fit(tiny.MODEL, tiny.rows(), epsilon=1e300, delta=tiny.DELTA, choice=tiny.noiseless_choice())

@@ -13,6 +13,7 @@ from scipy import special, stats
 from discreet import planner
 from discreet.accounting import guarantee
 from discreet.families.glm import Priors, glm
+from discreet.model import prior_moments
 from discreet.plan import Plan
 from discreet.schema import Categorical, Numeric, Schema
 
@@ -196,7 +197,7 @@ def test_made_up_columns_stay_within_the_schema():
 def test_prior_moments_of_a_normal_prior_are_its_own():
     """Median and quartile range of 4096 draws: 5 standard errors, false alarms 6e-7 a number."""
     model = replace(BERNOULLI, sample_prior=lambda key: 3 + 2 * jax.random.normal(key, (1,)))
-    centre, spread = planner.prior_moments(model)
+    centre, spread = prior_moments(model)
     assert centre[0] == pytest.approx(3, abs=5 * 1.2533 * 2 / 64)
     assert spread[0] == pytest.approx(2, abs=5 * 1.1664 * 2 / 64)
 

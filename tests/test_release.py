@@ -1,21 +1,27 @@
 import hashlib
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from discreet.mechanism import loop, noise
+from discreet.methods.gaussian import Family
 from discreet.plan import Plan
 from discreet.query import Point
-from discreet.release import Blocks, Release, summarize
+from discreet.release import FORMAT, Blocks, Release, summarize
+from tests.guarantees.mechanisms import Recipe, make
 
 PLAN = Plan(num_rows=50, steps=30, sampling_prob=0.2, clip_norm=1.5, noise_multiplier=3.25, batch_limit=25)
 RNG = np.random.default_rng(0)
-TRACE = Point(*(RNG.normal(size=(30, 4)) for _ in range(2)), scale=RNG.uniform(0.5, 2, (30, 4)))
+TRACE = Point(RNG.normal(size=(30, 7)), *RNG.normal(size=(2, 30, 4)), scale=RNG.uniform(0.5, 2, (30, 4)))
 
 
 def release(trace=None):
     blocks = Blocks(*(RNG.normal(size=(3, 4)) for _ in Blocks._fields))
-    settings = {"method": "mean-field ELBO", "rate": [0.1, 1 / 3]}
+    settings = {"method": "elbo", "rate": [0.1, 1 / 3]}
     return Release(PLAN, "simulated", settings, blocks, RNG.normal(size=4), trace)
 
 
@@ -89,9 +95,9 @@ REFUSALS = [
     pytest.param(lambda f: (f / "arrays.npz").unlink(), r"no arrays\.npz", id="no arrays"),
     pytest.param(lambda f: (f / "release.json").unlink(), r"no release\.json", id="no facts"),
     pytest.param(lambda f: (f / "release.json").write_text("{"), "not JSON", id="not JSON"),
-    pytest.param(lambda f: (f / "release.json").write_text("{}"), "format 1", id="foreign JSON"),
+    pytest.param(lambda f: (f / "release.json").write_text("{}"), f"format {FORMAT}", id="foreign JSON"),
     pytest.param(lambda f: (f / "release.json").write_text("3"), "release", id="not an object"),
-    pytest.param(lambda f: edit(f, format=2), "format", id="another format"),
+    pytest.param(lambda f: edit(f, format=FORMAT - 1), "format", id="an older format"),
     pytest.param(lambda f: edit(f, noise="quiet"), "noise", id="unknown noise"),
     pytest.param(lambda f: edit(f, plan=PLAN.to_dict() | {"steps": 0}), "steps=0", id="impossible plan"),
     pytest.param(lambda f: edit(f, plan={"sigma": 1}), "plan", id="foreign plan"),
@@ -115,7 +121,7 @@ def test_what_is_not_there_is_refused(tmp_path):
         Release.load(tmp_path / "nowhere")
 
 
-def test_block_moments_are_weighted_least_squares(tmp_path):
+def test_block_moments_are_weighted_least_squares():
     """Slope and intercept of y on x from the moments are those of numpy's weighted fit."""
     blocks = summarize(TRACE)
     for place in range(4):
@@ -124,8 +130,56 @@ def test_block_moments_are_weighted_least_squares(tmp_path):
         found = blocks.xy[place] / blocks.xx[place]
         np.testing.assert_allclose(found, slope, rtol=1e-10)
         np.testing.assert_allclose(blocks.mean_y[place] - found * blocks.mean_x[place], intercept, rtol=1e-10)
-        np.testing.assert_allclose(blocks.tx[place], np.sum((np.arange(30) - 14.5) * x), rtol=1e-10)
-    np.testing.assert_array_equal(blocks.steps, 30)
+    np.testing.assert_array_equal(blocks.steps, [30.0])
+
+
+def join(blocks):
+    """Steps, mean, centred sum of squares and drift of all the steps that consecutive `blocks` hold."""
+    steps, mean = np.concatenate([block.steps for block in blocks]), np.stack([block.mean for block in blocks])
+    middle = np.cumsum(steps) - steps / 2
+    whole = steps @ mean / steps.sum()
+    square = sum(block.square for block in blocks) + steps @ (mean - whole) ** 2
+    drift = sum(block.drift for block in blocks) + (steps * (middle - steps.sum() / 2)) @ mean
+    return steps.sum(), whole, square, drift
+
+
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.sets(st.integers(1, 29)), shift=st.sampled_from([0.0, -3.0, 1e6]), slope=st.floats(-2, 2))
+def test_moments_of_the_iterates_can_be_joined_over_any_blocks(cuts, shift, slope):
+    """Limits are the rounding of float64: at 10⁶ an iterate is known to 10⁻¹⁰, and 30 of them times 15 are added."""
+    iterate = TRACE.iterate + shift + slope * np.arange(30)[:, None]
+    points = TRACE._replace(iterate=iterate)
+    blocks = [
+        summarize(Point(*(part[first:last] for part in points))) for first, last in pairwise([0, *sorted(cuts), 30])
+    ]
+    steps, mean, square, drift = join(blocks)
+    moved, time = iterate - iterate.mean(0), np.arange(30) - 14.5
+    assert steps == 30
+    np.testing.assert_allclose(mean, iterate.mean(0), rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(square, (moved**2).sum(0), rtol=1e-8)
+    np.testing.assert_allclose(drift, time @ moved, atol=1e-10 + 1e-12 * abs(shift))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [Recipe("aligned", Family("full-rank", "exp"), "adam", 1), Recipe("vanilla", Family("full-rank"), "sgd", 2)],
+    ids=["aligned", "vanilla"],
+)
+def test_a_release_of_a_full_rank_run_is_saved_and_loaded(tmp_path, recipe):
+    """An aligned trace has fewer coordinates than its iterates; its settings say which family they are of."""
+    plan, query, rows = make("logistic", recipe, num_rows=30, steps=12)
+    saved = loop.run(noise.simulated(2), plan, query, rows, keep_trace=True)
+    loaded = Release.load(saved.save(tmp_path / "release"))
+    dim, size = 4, recipe.family.size(4)
+    answered = dim if recipe.variant == "aligned" else size
+    assert loaded.last.shape == (size,)
+    assert [part.shape for part in loaded.trace] == [(12, size), *[(12, answered)] * 3]
+    assert loaded.settings == json.loads(json.dumps(saved.settings)) == saved.settings
+    assert (loaded.settings["family"], loaded.settings["positive"]) == recipe.family
+    assert loaded.settings["variant"] == recipe.variant
+    everything = (*saved.blocks, *saved.trace, saved.last), (*loaded.blocks, *loaded.trace, loaded.last)
+    for ours, theirs in zip(*everything, strict=True):
+        np.testing.assert_array_equal(ours, theirs, strict=True)
 
 
 def test_a_release_has_no_field_for_what_was_not_paid_for():

@@ -1,11 +1,15 @@
 """One small fit, made once per process and shared by the tests that only need some posterior."""
 
+import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
+from discreet.evaluate import reference
 from discreet.families.glm import glm
 from discreet.fitting import Rows, encode, fit, simulated
+from discreet.plan import non_private
 from discreet.planner import Choice, choose
 from discreet.posterior.types import Posterior
 from discreet.schema import Categorical, Numeric, Schema
@@ -36,3 +40,21 @@ def posterior(seed: int | None = None) -> Posterior:
     """Secure noise without a seed, simulated noise with one."""
     noise = None if seed is None else simulated(seed)
     return fit(MODEL, rows(), epsilon=EPSILON, delta=DELTA, choice=choice(), noise=noise, draws=DRAWS)
+
+
+def noiseless_choice(**changes) -> Choice:
+    """The choice without noise, and with these changes of its plan."""
+    return choice()._replace(plan=replace(non_private(choice().plan), **changes))
+
+
+@cache
+def noiseless() -> Posterior:
+    """A long fit without noise, read as its iterates' average: they settle at the table's own optimum."""
+    long, noise = noiseless_choice(steps=3000), simulated(1)
+    return fit(MODEL, rows(), epsilon=math.inf, delta=DELTA, choice=long, noise=noise, reading="iterate average")
+
+
+@cache
+def laplace() -> reference.Laplace:
+    """Mode and covariance of the table's own posterior."""
+    return reference.non_private(MODEL, SCHEMA.encode(table()))

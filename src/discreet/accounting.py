@@ -75,6 +75,8 @@ class Guarantee:
         return cls(**values)
 
     def __str__(self) -> str:
+        if self.epsilon == math.inf:
+            return f"NOT PRIVATE: ε = ∞ at δ = {_up(self.delta, 3):.3g}; {self.event}"
         warning = "NOT PRIVATE: simulated noise; with secure noise " if self.noise == "simulated" else ""
         gain = f"{_up(self.advantage, 3):.3g}".removeprefix("0")
         return (

@@ -10,12 +10,15 @@ from discreet.mechanism.rows import Rows, encode
 from discreet.methods import elbo
 from discreet.model import Model
 from discreet.posterior import dense
-from discreet.posterior.reading import naive_posterior, read
+from discreet.posterior.reading import Reading, check_reading, naive_posterior, read
+from discreet.posterior.trace import TraceError
 from discreet.posterior.types import Posterior
 
+run = loop.run
+secure = streams.secure
 simulated = streams.simulated
 
-__all__ = ["Rows", "encode", "fit", "naive_posterior", "simulated"]
+__all__ = ["Rows", "encode", "fit", "naive_posterior", "run", "secure", "simulated"]
 
 
 def fit(
@@ -26,14 +29,17 @@ def fit(
     delta: float,
     choice: planner.Choice | None = None,
     noise: streams.Noise | None = None,
+    reading: Reading = "noise-aware",
     draws: int = 4000,
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> Posterior:
     """The noise-aware posterior of `model` given `rows`, at most (epsilon, delta) under zero-out adjacency.
 
     Everything that is not given is chosen in public by `planner.choose`. Without `noise` the stream is secure; a
-    simulated stream is for studies, and the posterior's guarantee then says that it is not private.
+    simulated stream is for studies, and the posterior's guarantee then says that it is not private. Where the trace
+    cannot be read as asked, the release is not lost: the `TraceError` has it as `release`.
     """
+    check_reading(reading)
     choice = choice or planner.choose(model, rows.schema, rows.num_rows, epsilon, delta)
     noise = noise or streams.secure()
     paid = guarantee(choice.plan, delta, noise.kind)
@@ -45,4 +51,9 @@ def fit(
     query = query._replace(settings={**query.settings, **choice.facts()})
     keep_trace = model.dim <= dense.MOST_PARAMETERS
     release = loop.run(noise, choice.plan, query, rows, keep_trace=keep_trace, progress=progress)
-    return read(release, model, paid, schema=rows.schema, draws=draws)
+    try:
+        return read(release, model, paid, reading, schema=rows.schema, draws=draws)
+    except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
+        kept = TraceError(f"{error}. The budget is spent, but this error keeps its .release: read it another way")
+        kept.release = release
+        raise kept from error

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 
 from discreet.numpyro_model import ModelError, numpyro_fields
@@ -86,3 +87,15 @@ def simulate_table(model: Model, key: Array, rows: Row) -> tuple[Array, dict[str
     z = model.sample_prior(first)
     keys = jax.random.split(second, len(next(iter(rows.values()))))
     return z, {**rows, **jax.vmap(lambda key, row: simulate(key, z, row))(keys, rows)}
+
+
+def prior_moments(model: Model, draws: int = 4096) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and spread of the prior of z: median and quartile range, so that heavy tails do not count for more."""
+    with jax.enable_x64(True):
+        z = np.asarray(jax.jit(jax.vmap(model.sample_prior))(jax.random.split(jax.random.key(2), draws)))
+    if not np.isfinite(z).all():
+        raise ValueError("the prior has draws that are not finite: give it a proper, bounded scale")
+    low, centre, high = np.quantile(z, [0.25, 0.5, 0.75], axis=0)
+    if (high <= low).any():
+        raise ValueError(f"parameters {np.flatnonzero(high <= low).tolist()} have a constant prior: leave them out")
+    return centre, (high - low) / 1.349

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,18 @@ class Plan:
 def phases(plan: Plan | Sequence[Plan]) -> tuple[Plan, ...]:
     """The plan as a sequence of phases: one plan is a fit of one phase."""
     return (plan,) if isinstance(plan, Plan) else tuple(plan)
+
+
+def non_private(plan: Plan) -> Plan:
+    """The same plan without noise, and with a clip norm that clips nobody who is not 100 times the planned norm.
+
+    A reference through the same code: its guarantee is ε = ∞, and it runs on simulated noise only. Answers are still
+    rounded, to 10⁻⁴ of the planned norm: plan for the gradient variant that will be asked.
+
+    >>> non_private(Plan(50, 4, 0.5, clip_norm=1.0, noise_multiplier=7.0)).noise_std
+    0.0
+    """
+    return replace(plan, noise_multiplier=0.0, clip_norm=100 * plan.clip_norm)
 
 
 def default_batch_limit(num_rows: int, sampling_prob: float) -> int:

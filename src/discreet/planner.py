@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from discreet.accounting import calibrate
-from discreet.methods import elbo, mean_field
-from discreet.model import Model, simulate_table
+from discreet.methods import elbo
+from discreet.methods.gaussian import antithetic
+from discreet.model import Model, prior_moments, simulate_table
 from discreet.plan import Plan, default_batch_limit
 from discreet.posterior import dense
 from discreet.schema import Categorical, Numeric, Schema
@@ -64,8 +65,6 @@ def choose(
     simulated = simulate_rows(model, schema)
     information = _information(simulated)
     sd = 1 / np.sqrt(num_rows * information + prior_sd**-2)
-    with jax.enable_x64(True):
-        start = np.asarray(mean_field.pack(prior_mean, sd))
     precondition = _precondition(information, sd, draws)
     rate = min(SAMPLING_PROB, BATCH / num_rows) if num_rows > 1 else 1.0
     limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, rate)
@@ -73,7 +72,9 @@ def choose(
     values = _row_values(model, plan, simulated, sd, precondition, draws)
     plan = replace(plan, clip_norm=_clip_norm(plan, values, precondition, prior_sd))
     learning_rate = _learning_rate(plan, simulated, precondition, prior_sd, sd)
-    settings = elbo.Settings(start, precondition, learning_rate, draws)
+    settings = elbo.Settings(
+        elbo.start_at(model, sd, prior_mean), learning_rate, "preconditioned", precondition, draws=draws
+    )
     return Choice(plan, settings, dense.Prior(prior_mean, prior_sd, sd**-2), _reasons(plan, model))
 
 
@@ -124,18 +125,6 @@ def varied_column(rng: np.random.Generator, column: Numeric | Categorical) -> np
     return np.round(values) if column.integer else values
 
 
-def prior_moments(model: Model, draws: int = 4096) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and spread of the prior of z: median and quartile range, so that heavy tails do not count for more."""
-    with jax.enable_x64(True):
-        z = np.asarray(jax.jit(jax.vmap(model.sample_prior))(jax.random.split(jax.random.key(2), draws)))
-    if not np.isfinite(z).all():
-        raise ValueError("the prior has draws that are not finite: give it a proper, bounded scale")
-    low, centre, high = np.quantile(z, [0.25, 0.5, 0.75], axis=0)
-    if (high <= low).any():
-        raise ValueError(f"parameters {np.flatnonzero(high <= low).tolist()} have a constant prior: leave them out")
-    return centre, (high - low) / 1.349
-
-
 def _information(simulated: PriorRows) -> np.ndarray:
     """Fisher information of a row, per coordinate: the median over prior draws, so that extremes do not rule."""
     squares = np.nan_to_num(simulated.gradients, posinf=0, neginf=0) ** 2
@@ -161,12 +150,12 @@ def _precondition(information: np.ndarray, sd: np.ndarray, draws: int) -> np.nda
 
 def _row_values(model: Model, plan: Plan, simulated: PriorRows, sd, precondition, draws: int) -> np.ndarray:
     """What each simulated row would answer, at the truth it came from, with the starting sd; (tables, rows, 2·dim)."""
-    settings = elbo.Settings(np.zeros_like(precondition), precondition, np.ones_like(precondition), draws)
+    settings = elbo.Settings(np.zeros_like(precondition), 1.0, "preconditioned", precondition, draws=draws)
     query = elbo.query(model, plan, settings)
 
     def value(key, z, row):
-        eta = mean_field.antithetic(key, draws, model.dim)
-        return query.row_value(elbo.Question(mean_field.pack(z, sd), eta), row)
+        phi = settings.family.pack(z, sd)
+        return query.row_value(elbo.question_at(settings, phi, antithetic(key, draws, model.dim)), row)
 
     def table(inputs):
         key, z, rows = inputs

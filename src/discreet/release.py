@@ -15,43 +15,51 @@ from discreet.atomic import new_folder
 from discreet.plan import Plan
 from discreet.query import Numbers, Point
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Blocks(NamedTuple):
-    """Weighted moments of the trace (x_t, y_t), one entry per block of steps and coordinate.
+    """Moments of the trace, one entry per block of steps and coordinate; shapes are (…, blocks, coordinates).
 
-    The weight of a step is 1 / scale_t². Sums of squares and products are centred at the block's own weighted
-    means, so that nothing cancels, whatever the distance of the trace from zero. Shapes are (…, blocks, d).
+    Of the iterates: number of `steps` (one coordinate), mean, centred sum of squares, and Σ time × iterate with time
+    counted from the middle of the block. Of the points (x_t, y_t): moments with weight 1 / scale_t². Sums of squares
+    and products are centred at the block's own means, so that nothing cancels, however far the trace is from zero.
     """
 
     steps: Numbers
+    mean: Numbers
+    square: Numbers
+    drift: Numbers
     weight: Numbers
     mean_x: Numbers
     mean_y: Numbers
     xx: Numbers
     xy: Numbers
     yy: Numbers
-    tx: Numbers
 
 
 def summarize(points: Point) -> Blocks:
-    """The moments of one block of consecutive steps (leading axis of `points`)."""
-    x, y, weight = points.x, points.y, points.scale**-2
-    steps = x.shape[0]
-    total = weight.sum(0)
-    mean_x, mean_y = (weight * x).sum(0) / total, (weight * y).sum(0) / total
+    """The moments of one block of consecutive steps (leading axis of `points`).
+
+    Sums over steps are written as matrix products: for a long φ they would otherwise cost more than the steps.
+    """
+    iterate, x, y, weight = points.iterate, points.x, points.y, points.scale**-2
+    steps = len(iterate)
+    each, time = np.ones(steps), np.arange(steps) - (steps - 1) / 2
+    mean, total = each @ iterate / steps, each @ weight
+    mean_x, mean_y = each @ (weight * x) / total, each @ (weight * y) / total
     dx, dy = x - mean_x[None], y - mean_y[None]
-    time = np.arange(steps) - (steps - 1) / 2
     return Blocks(
-        steps=np.full(x.shape[1:], float(steps)),
+        steps=np.full(1, float(steps)),
+        mean=mean,
+        square=each @ (iterate - mean[None]) ** 2,
+        drift=time @ iterate,
         weight=total,
         mean_x=mean_x,
         mean_y=mean_y,
-        xx=(weight * dx * dx).sum(0),
-        xy=(weight * dx * dy).sum(0),
-        yy=(weight * dy * dy).sum(0),
-        tx=(time[:, None] * x).sum(0),
+        xx=each @ (weight * dx * dx),
+        xy=each @ (weight * dx * dy),
+        yy=each @ (weight * dy * dy),
     )
 
 

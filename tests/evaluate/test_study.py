@@ -24,7 +24,7 @@ ROWS = gamma_exponential(8.0, 2.0), Schema((Numeric("x", 0, 20),))
 
 def still(model, plan):
     """A query that hardly moves from z ≈ 0 and has almost no width, so that every step asks the same."""
-    settings = elbo.Settings(np.array([0.0, -20.0]), np.ones(2), np.full(2, 1e-12), draws=2)
+    settings = elbo.Settings(np.array([0.0, -20.0]), 1e-12, draws=2)
     return elbo.query(model, plan, settings)
 
 

@@ -1,11 +1,16 @@
-"""Every mechanism of the house, small, as the cross-cutting tests want it: (name, plan, query, rows)."""
+"""Every mechanism of the house, small, as the cross-cutting tests want it: (plan, query, rows) by recipe."""
 
+from typing import NamedTuple
+
+import jax
 import numpy as np
+import pytest
 
 from discreet.families.exponential import beta_bernoulli, dirichlet_categorical, gamma_exponential
 from discreet.families.glm import glm
 from discreet.mechanism.rows import store
 from discreet.methods import elbo
+from discreet.methods.gaussian import NAMES, POSITIVE, Family
 from discreet.plan import Plan, default_batch_limit
 from discreet.schema import Categorical, Numeric, Schema
 
@@ -26,24 +31,58 @@ MODELS = {
 }
 
 
-def simple_settings(model, beta=1.0, draws=4):
-    """Vanilla (β = 1) or β-preconditioned settings that any model can run with."""
-    size = 2 * model.dim
-    precondition = np.concatenate([np.ones(model.dim), np.full(model.dim, beta)])
-    return elbo.Settings(
-        np.concatenate([np.zeros(model.dim), np.full(model.dim, -3.0)]),
-        precondition,
-        np.full(size, 1e-4),
-        draws,
-    )
+class Recipe(NamedTuple):
+    """One way to ask: a gradient variant on a family, with an optimiser and a number of draws."""
+
+    variant: str = "vanilla"
+    family: Family = Family()
+    optimiser: str = "sgd"
+    draws: int = 4
 
 
-def make(name, num_rows=40, steps=6, sampling_prob=0.25, clip_norm=2.0, noise_multiplier=3.0, beta=1.0):
+VANILLA = Recipe()
+RECIPES = [
+    Recipe(variant, Family(family, positive), optimiser, draws)
+    for variant, parts in elbo.VARIANTS.items()
+    for family in parts.only
+    for positive, optimiser, draws in zip(POSITIVE, elbo.OPTIMISERS, (4, 1), strict=True)
+]
+assert {recipe.variant for recipe in RECIPES} == set(elbo.VARIANTS)
+assert {recipe.family.name for recipe in RECIPES} == set(NAMES)
+
+
+def simple_settings(model, recipe=VANILLA, beta=50.0):
+    """Settings of this recipe that any model can run with; q starts off centre, with unequal and correlated widths."""
+    family, dim = recipe.family, model.dim
+    start = np.array(elbo.start_at(model, np.linspace(0.03, 0.09, dim), np.linspace(-0.2, 0.3, dim), family))
+    start[2 * dim :] = 0.02 * np.cos(np.arange(len(start) - 2 * dim))
+    precondition = np.repeat([1.0, beta], [dim, len(start) - dim]) if recipe.variant == "preconditioned" else None
+    return elbo.Settings(start, 1e-4, recipe.variant, precondition, family, recipe.optimiser, recipe.draws)
+
+
+def make(name, recipe=VANILLA, num_rows=40, steps=6, sampling_prob=0.25, clip_norm=2.0, noise_multiplier=3.0):
     model, schema = MODELS[name], SCHEMAS[name]
     rows = store(schema, schema.sample(np.random.default_rng(3), num_rows))
     limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, sampling_prob)
     plan = Plan(num_rows, steps, sampling_prob, clip_norm, noise_multiplier, limit)
-    return plan, elbo.query(model, plan, simple_settings(model, beta)), rows
+    return plan, elbo.query(model, plan, simple_settings(model, recipe)), rows
 
 
-EVERY = [(name, beta) for name in MODELS for beta in (1.0, 50.0)]
+def first_question(query, key=None):
+    """The question of a first step."""
+    key = jax.random.key(0) if key is None else key
+    return query.ask(query.chance(key), query.init(key))
+
+
+EVERY = [(name, VANILLA) for name in MODELS] + [("logistic", recipe) for recipe in RECIPES]
+EVERY += [(name, Recipe(variant)) for name in ("gaussian", "beta-bernoulli") for variant in elbo.VARIANTS]
+EVERY = list(dict.fromkeys(EVERY))
+
+
+def title(name, recipe):
+    """What a test of this mechanism is called."""
+    family = recipe.family
+    return f"{name} {recipe.variant} {family.name} {family.positive} {recipe.optimiser} K={recipe.draws}"
+
+
+every = pytest.mark.parametrize(("name", "recipe"), EVERY, ids=[title(*pair) for pair in EVERY])

@@ -1,4 +1,4 @@
-"""No output of any mechanism depends on rows except through clip and noise; nine planted leaks are caught."""
+"""No output of any mechanism depends on rows except through clip and noise; planted leaks are caught."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ import pytest
 
 from discreet.mechanism import loop, noise
 from discreet.mechanism.clipping import bounded_sum, privatize
-from tests.guarantees.mechanisms import EVERY, make
+from tests.guarantees.mechanisms import every, make
 from tests.guarantees.taint import BOUNDED, CLIP, PUBLIC, RAW, SAMPLED, SECRET, STD, LeakError, assert_public
 
 STEPS = 4
@@ -31,13 +31,13 @@ def arguments(plan, query, rows):
     return (scales, state, columns, draws), levels
 
 
-@pytest.mark.parametrize(("name", "beta"), EVERY)
-@pytest.mark.parametrize("keep_trace", [False, True])
-def test_every_mechanism_is_public(name, beta, keep_trace):
-    plan, query, rows = make(name, beta=beta)
+@every
+def test_every_mechanism_is_public(name, recipe):
+    plan, query, rows = make(name, recipe)
     with jax.enable_x64(True):
         args, levels = arguments(plan, query, rows)
-        assert_public(partial(loop.chunk, query, keep_trace), args, levels, STEPS)
+        for keep_trace in (False, True):
+            assert_public(partial(loop.chunk, query, keep_trace), args, levels, STEPS)
 
 
 def planted(step):
@@ -51,7 +51,7 @@ def planted(step):
 
 
 def asked(query, scales, state, columns, draw, multiplicity=None, clip=None):
-    question = query.ask(draw.keys, state)
+    question = query.ask(query.chance(draw.keys), state)
     batch = {name: column[draw.batches.indices] for name, column in columns.items()}
     weights = draw.batches.multiplicity if multiplicity is None else multiplicity
     return (
@@ -94,7 +94,7 @@ def rescaled_before_noise(query, scales, state, columns, draw):
 
 
 def unclipped_sum(query, scales, state, columns, draw):
-    question = query.ask(draw.keys, state)
+    question = query.ask(query.chance(draw.keys), state)
     batch = {name: column[draw.batches.indices] for name, column in columns.items()}
     total = jax.vmap(lambda row: query.row_value(question, row))(batch).sum(0)
     return query.update(state, question, answered(query, scales, draw, total))
@@ -135,11 +135,20 @@ def doubled_rows(query, scales, state, columns, draw):
 
 
 def row_in_question(query, scales, state, columns, draw):
-    question = query.ask(draw.keys, state)
+    question = query.ask(query.chance(draw.keys), state)
     question = question._replace(phi=question.phi + columns["age"].mean())
     batch = {name: column[draw.batches.indices] for name, column in columns.items()}
     total = bounded_sum(query.row_value, question, batch, draw.batches.multiplicity, scales.clip_norm)
     return query.update(state, question, answered(query, scales, draw, total))
+
+
+def unpaid_scale_gradient(query, scales, state, columns, draw):
+    """The location is paid for; the scale is read off the rows at the same draws."""
+    question, batch, total = asked(query, scales, state, columns, draw)
+    new, point = query.update(state, question, answered(query, scales, draw, total))
+    gradient = jax.vmap(lambda row: query.row_value(question, row))(batch).sum(0)
+    location = len(new.phi) // 2
+    return new._replace(phi=new.phi.at[location:].set(state.phi[location:] - gradient[location:])), point
 
 
 def printed_row(query, scales, state, columns, draw):
@@ -170,6 +179,7 @@ LEAKS = {
     other_clip: "clip norm",
     doubled_rows: "multiplicities",
     row_in_question: "question",
+    unpaid_scale_gradient: "question",
     printed_row: "debug",
     closed_over_rows: "question",
 }

@@ -1,66 +1,133 @@
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from discreet.mechanism import loop, noise
 from discreet.mechanism.rows import Rows
 from discreet.query import Point
-from tests.guarantees.mechanisms import make
+from tests.guarantees.mechanisms import Recipe, make
 
 
 @pytest.fixture(scope="module")
 def setting():
-    return make("logistic", num_rows=60, steps=230)
+    return make("logistic", Recipe("preconditioned"), num_rows=60, steps=230)
 
 
-def test_the_same_seed_gives_the_same_release(setting):
-    first, again = (loop.run(noise.simulated(4), *setting) for _ in range(2))
-    for one, other in zip(first.blocks, again.blocks, strict=True):
+@pytest.fixture(scope="module")
+def release(setting):
+    return loop.run(noise.simulated(4), *setting, keep_trace=True)
+
+
+def test_blocks_summarise_the_trace(release):
+    """In blocks of three steps, and two at the end."""
+    assert release.blocks.steps.shape == (77, 1)
+    assert release.blocks.steps.sum() == len(release.trace.x) == 230
+    weights = release.blocks.weight / release.blocks.weight.sum(0)
+    np.testing.assert_allclose((weights * release.blocks.mean_y).sum(0), release.trace.y.mean(0), rtol=1e-9)
+    for block, steps in ((3, slice(9, 12)), (76, slice(228, 230))):
+        x, y, iterate, scale = (getattr(release.trace, part)[steps] for part in ("x", "y", "iterate", "scale"))
+        dx, dy, moved = x - x.mean(0), y - y.mean(0), iterate - iterate.mean(0)
+        for found, expected in [
+            (release.blocks.mean, iterate.mean(0)),
+            (release.blocks.square, (moved**2).sum(0)),
+            (release.blocks.mean_x, x.mean(0)),
+            (release.blocks.xx, (dx * dx / scale**2).sum(0)),
+            (release.blocks.xy, (dx * dy / scale**2).sum(0)),
+            (release.blocks.yy, (dy * dy / scale**2).sum(0)),
+        ]:
+            np.testing.assert_allclose(found[block], expected, rtol=1e-9)
+
+
+def test_the_trace_obeys_the_update(setting, release):
+    """φ_{t+1} = φ_t − λβ∘y_t, and the last iterate is one step beyond the trace; x is φ where draws have mean zero."""
+    settings = setting[1].settings
+    rate = np.asarray(settings["learning_rate"]) * np.asarray(settings["precondition"])
+    trace = release.trace
+    np.testing.assert_allclose(np.diff(trace.iterate, axis=0), -rate * trace.y[:-1], atol=1e-12)
+    np.testing.assert_allclose(release.last, trace.iterate[-1] - rate * trace.y[-1], atol=1e-12)
+    np.testing.assert_allclose(trace.x, trace.iterate, atol=1e-12)
+
+
+def test_points_carry_their_own_scale(setting, release):
+    beta = np.asarray(setting[1].settings["precondition"])
+    np.testing.assert_allclose(release.trace.scale, np.broadcast_to(1 / beta, release.trace.scale.shape))
+    assert isinstance(release.trace, Point)
+
+
+def pair(key):
+    return jax.random.normal(key, (2,))
+
+
+def walk(steps, chance=pair, ask=lambda chance, state: chance):
+    """A query that asks nothing of rows and reports its public randomness as x and the noise as y."""
+    plan, query, rows = make("logistic", num_rows=60, steps=steps)
+    silent = query._replace(
+        init=lambda key: jnp.zeros(2),
+        chance=chance,
+        ask=ask,
+        row_value=lambda question, row: 0 * question,
+        update=lambda state, question, answer: (state, Point(state, question, answer, jnp.ones(2))),
+        last=lambda state: state,
+        size=2,
+    )
+    return plan, silent, rows
+
+
+def test_every_step_has_public_randomness_of_its_own():
+    """400 steps in blocks of four: standard normals, no two alike, none of them the noise. False alarms: 2e-6."""
+    plan, query, rows = walk(400)
+    release = loop.run(noise.simulated(3), plan, query, rows, keep_trace=True)
+    eta, secret = release.trace.x, release.trace.y / plan.noise_std
+    assert len(np.unique(eta)) == eta.size
+    assert stats.kstest(eta.ravel(), "norm").pvalue > 1e-6
+    assert abs((eta * secret).sum()) < 4.9 * np.sqrt(eta.size)
+
+
+def test_randomness_made_ahead_is_what_the_step_would_have_made():
+    """`chance` moves work out of the loop and changes no bit."""
+    ahead = loop.run(noise.simulated(3), *walk(20), keep_trace=True)
+    inside = loop.run(noise.simulated(3), *walk(20, lambda key: key, lambda key, state: pair(key)), keep_trace=True)
+    np.testing.assert_array_equal(ahead.trace.x, inside.trace.x)
+
+
+def test_the_same_seed_gives_the_same_release_and_a_trace_only_on_request():
+    traced, untraced = (loop.run(noise.simulated(4), *walk(20), keep_trace=keep) for keep in (True, False))
+    assert untraced.trace is None
+    assert traced.trace.x.shape == (20, 2)
+    for one, other in zip((*traced.blocks, traced.last), (*untraced.blocks, untraced.last), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_blocks_summarise_the_trace(setting):
-    release = loop.run(noise.simulated(4), *setting, keep_trace=True)
-    assert release.blocks.steps[:, 0].sum() == len(release.trace.x) == 230
-    weights = release.blocks.weight / release.blocks.weight.sum(0)
-    np.testing.assert_allclose((weights * release.blocks.mean_y).sum(0), release.trace.y.mean(0), rtol=1e-9)
-    np.testing.assert_allclose(
-        release.blocks.xx[3], ((release.trace.x[9:12] - release.trace.x[9:12].mean(0)) ** 2).sum(0)
-    )
-
-
-def test_the_trace_obeys_the_update(setting):
-    """φ_{t+1} = φ_t − λβ∘y_t, and the last iterate is one step beyond the trace."""
-    plan, query, rows = setting
-    release = loop.run(noise.simulated(5), plan, query, rows, keep_trace=True)
-    rate = np.asarray(query.settings["learning_rate"]) * np.asarray(query.settings["precondition"])
-    np.testing.assert_allclose(np.diff(release.trace.x, axis=0), -rate * release.trace.y[:-1], atol=1e-12)
-    np.testing.assert_allclose(release.last, release.trace.x[-1] - rate * release.trace.y[-1], atol=1e-12)
-
-
-def test_a_trace_is_kept_only_on_request(setting):
-    assert loop.run(noise.simulated(4), *setting).trace is None
-
-
-def test_progress_sees_the_number_of_blocks_only(setting):
+def test_progress_sees_the_number_of_blocks_only():
     seen = []
-    loop.run(noise.simulated(4), *setting, progress=lambda blocks: seen.append(blocks) or blocks)
-    assert seen == [range(len(loop.block_lengths(setting[0], setting[2])))]
+    loop.run(noise.simulated(4), *walk(201), progress=lambda blocks: seen.append(blocks) or blocks)
+    assert seen == [range(67)]
 
 
 @pytest.mark.parametrize("steps", [1, 7, 99, 100, 101, 1234])
-def test_block_lengths_add_up(setting, steps):
+@pytest.mark.parametrize("entries", [4, 10**6])
+def test_block_lengths_add_up(setting, steps, entries):
+    """About a hundred blocks, and never more entries at once than `CHUNK_ENTRIES`."""
     plan, _, rows = setting
-    lengths = loop.block_lengths(dataclasses.replace(plan, steps=steps), rows)
+    lengths = loop.block_lengths(dataclasses.replace(plan, steps=steps), rows, entries)
     assert sum(lengths) == steps
     assert len(set(lengths)) <= 2
+    assert max(lengths) <= -(-steps // loop.BLOCKS)
+    assert max(lengths) * entries <= loop.CHUNK_ENTRIES
 
 
-def test_everything_released_is_float64(setting):
-    release = loop.run(noise.simulated(4), *setting)
-    assert {field.dtype for field in release.blocks} == {np.dtype("float64")}
+def test_a_step_that_fills_the_memory_is_a_block_of_its_own(setting):
+    plan, _, rows = setting
+    assert loop.block_lengths(plan, rows, 10 * loop.CHUNK_ENTRIES) == [1] * plan.steps
+
+
+def test_everything_released_is_float64(release):
+    arrays = (*release.blocks, *release.trace, release.last)
+    assert {np.asarray(field).dtype for field in arrays} == {np.dtype("float64")}
     assert jnp.zeros(1).dtype == jnp.float32, "the 64-bit switch is local"
 
 
@@ -87,7 +154,8 @@ def test_a_row_value_of_the_wrong_length_is_refused(setting):
 
 def test_a_row_that_poisons_its_gradient_adds_nothing(setting):
     """With one NaN row the release equals that of a table where the row's value is zero."""
-    plan, query, rows = setting
+    _, _, rows = setting
+    plan, query, _ = make("logistic", num_rows=60, steps=60)
     columns = {name: np.array(column) for name, column in rows._columns.items()}
     columns["age"][7] = np.nan
     poisoned = Rows(rows.schema, columns)
@@ -98,11 +166,3 @@ def test_a_row_that_poisons_its_gradient_adds_nothing(setting):
     one = loop.run(noise.simulated(9), plan, query, poisoned)
     other = loop.run(noise.simulated(9), plan, query._replace(row_value=silent), rows)
     np.testing.assert_allclose(one.last, other.last, rtol=1e-12)
-
-
-def test_points_carry_their_own_scale():
-    plan, query, rows = make("logistic", num_rows=60, steps=20, beta=50.0)
-    release = loop.run(noise.simulated(2), plan, query, rows, keep_trace=True)
-    beta = np.asarray(query.settings["precondition"])
-    np.testing.assert_allclose(release.trace.scale, np.broadcast_to(1 / beta, release.trace.scale.shape))
-    assert isinstance(release.trace, Point)

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
-from discreet.posterior.trace import TraceError, tail
-from tests.posterior.traces import quadratic, release_of
+from discreet.posterior.trace import TraceError, tail, tail_mean
+from discreet.query import Point
+from discreet.release import Release
+from tests.posterior.traces import blocks_of, quadratic, release_of
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +28,27 @@ def test_joined_moments_equal_the_moments_of_the_whole_tail(release, burn_in):
         (moments.xy, (weight * dx * dy).sum(0)),
         (moments.yy, (weight * dy * dy).sum(0)),
         (moments.weight, weight.sum(0)),
-        (moments.steps, np.full(2, 1000 - first)),
+        (moments.steps, np.full(1, 1000 - first)),
     ]:
         np.testing.assert_allclose(found, expected, rtol=1e-7)
 
 
 def test_moments_do_not_depend_on_the_blocks(release):
-    again = release_of(release.plan, *release.trace, release.last, block=125)
+    again = release_of(release.plan, *release.trace[1:], release.last, block=125)
     for one, other in zip(tail(release, 0.5), tail(again, 0.5), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+@pytest.mark.parametrize("burn_in", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("block", [50, 30])
+def test_the_tail_mean_is_that_of_the_iterates(release, burn_in, block):
+    """All of φ, each step counted once, whatever x and the weights are; the tail starts at the nearest block."""
+    rng = np.random.default_rng(8)
+    points = Point(rng.normal(1e6, 1.0, (1000, 3)), *rng.normal(size=(2, 1000, 1)), rng.uniform(0.5, 2, (1000, 1)))
+    short = Release(release.plan, "simulated", {}, blocks_of(points, block), points.iterate[-1])
+    first = block * round(burn_in * len(short.blocks.mean))
+    np.testing.assert_allclose(tail_mean(short, burn_in), points.iterate[first:].mean(0), rtol=1e-13)
+    assert tail(short, burn_in).mean_x.shape == (1,)
 
 
 def test_weights_may_change_along_the_trace():
@@ -49,7 +63,7 @@ def test_weights_may_change_along_the_trace():
 
 
 def spoiled(release, change):
-    x, y, scale = (np.array(part) for part in release.trace)
+    x, y, scale = (np.array(part) for part in release.trace[1:])
     change(x, y)
     return release_of(release.plan, x, y, scale, release.last)
 
@@ -65,7 +79,7 @@ def test_a_coordinate_that_never_moved_is_named(release):
 
 
 def test_too_few_steps_are_named(release):
-    short = release_of(release.plan, *(part[:8] for part in release.trace), release.last, block=4)
+    short = release_of(release.plan, *(part[:8] for part in release.trace[1:]), release.last, block=4)
     with pytest.raises(TraceError, match="too few"):
         tail(short, 0.0)
 

@@ -1,10 +1,12 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
 from discreet.accounting import Guarantee
+from discreet.methods.gaussian import Family
 from discreet.posterior.types import Posterior, from_draws, through_q
 from discreet.schema import Numeric, Schema
 from tests import tiny
@@ -146,13 +148,26 @@ def test_repr_shows_no_draws():
     assert repr(made()) == f"Posterior(made up: 400 draws of coefficients; {PROMISE})"
 
 
-def test_draws_through_q_have_its_moments():
+@pytest.mark.parametrize("positive", ["softplus", "exp"])
+def test_draws_through_q_have_its_moments(positive):
     """Mean and sd of 20 000 draws, each within 5 standard errors: false alarms below 1e-5."""
-    from discreet.methods import mean_field
-
-    mean, sd = np.array([1.0, -2.0]), np.array([0.5, 3.0])
-    phi = np.broadcast_to(np.asarray(mean_field.pack(mean, sd), float), (20_000, 4))
-    draws = through_q(np.random.default_rng(0), phi)
+    family, mean, sd = Family("mean-field", positive), np.array([1.0, -2.0]), np.array([0.5, 3.0])
+    phi = np.broadcast_to(np.asarray(family.pack(mean, sd), float), (20_000, 4))
+    draws = through_q(np.random.default_rng(0), phi, family)
     assert draws.shape == (20_000, 2)
     np.testing.assert_array_less(np.abs(draws.mean(0) - mean) / sd, 5 / np.sqrt(20_000))
     np.testing.assert_array_less(np.abs(draws.std(0) / sd - 1), 5 / np.sqrt(40_000))
+
+
+def test_draws_through_a_full_rank_q_have_its_covariance():
+    """LLᵀ from 20 000 draws, 5 standard errors of each entry; leading axes are kept, and each φ gets its own draw."""
+    factor = np.array([[0.5, 0.0], [1.5, 2.0]])
+    with jax.enable_x64(True):
+        family = Family("full-rank")
+        phi = np.array(family.pack(np.array([1.0, -2.0]), np.diag(factor)))
+    phi[4] = factor[1, 0]
+    draws = through_q(np.random.default_rng(0), np.broadcast_to(phi, (4, 5000, 5)), family)
+    assert draws.shape == (4, 5000, 2)
+    expected = factor @ factor.T
+    error = np.sqrt((np.outer(np.diag(expected), np.diag(expected)) + expected**2) / 20_000)
+    assert (np.abs(np.cov(draws.reshape(-1, 2).T) - expected) < 5 * error).all()

@@ -31,8 +31,8 @@ NASTY = "<b>'$x_{\" & \\]>"
 VOID = {"meta", "line", "circle", "br"}
 
 
-def made(family="logistic", covariates=("age", "sex"), schema=tiny.SCHEMA, outcome="ill", guarantee=PROMISE):
-    model = glm(family, outcome, list(covariates), schema)
+def made(family="logistic", covariates=("age", "sex"), schema=tiny.SCHEMA, outcome="ill", guarantee=PROMISE, **options):
+    model = glm(family, outcome, list(covariates), schema, **options)
     z = np.random.default_rng(0).normal(size=(200, model.dim))
     info = {"method": "made <up>", "plan": PLAN, "reasons": ["because 1 < 2 & 3"]}
     return from_draws(z, model, guarantee, info=info, schema=schema)
@@ -94,7 +94,13 @@ def test_a_private_page_has_no_warning_and_a_simulated_one_has():
     assert 'class="guarantee"' not in loud
 
 
-@pytest.mark.parametrize("change", [{"noise": "unstated"}, {"epsilon": float("inf"), "noise": "unstated"}])
+NO_BOUND = {"epsilon": float("inf"), "advantage": 1.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"noise": "unstated"}, *({**NO_BOUND, "noise": noise} for noise in ("unstated", "simulated", "secure"))],
+)
 def test_whatever_is_not_private_says_so(change):
     assert '<div class="warning"><p>NOT PRIVATE' in page("t", made(guarantee=dataclasses.replace(PROMISE, **change)))
 
@@ -180,6 +186,41 @@ def test_coefficients_say_what_they_are(family, column, words, level):
     assert "levels against sex = f" in meaning(found)
     assert meaning(found) in "".join(Strict(page("t", found)).text)
     assert description(found).get("modelled_level") == level
+
+
+WIDE = Schema((Numeric("age", 20, 60), Numeric("bmi", 10, 50), *tiny.SCHEMA.columns[1:]))
+EVERY = {"coding": "every level"}
+
+
+@pytest.mark.parametrize(
+    ("covariates", "options", "line"),
+    [
+        (("age", "bmi", "sex"), {}, "at mid-bounds and at first levels"),
+        (("age", "bmi"), {}, "at mid-bounds"),
+        (("sex",), {}, "at first levels"),
+        (("sex",), EVERY, "without any level's coefficient"),
+        (("age", "sex"), EVERY, "at mid-bounds and without any level's coefficient"),
+        (("age", "bmi"), {"units": {"bmi": (25.5, 5)}}, "at bmi = 25.5, mid-bounds of the others"),
+        (("age", "sex"), {"units": {"age": (39, 13.6)}}, "at age = 39 and at first levels"),
+        (
+            ("age", "bmi", "sex"),
+            {"units": {"bmi": (25.5, 5), "age": (39, 13.6)}, **EVERY},
+            "at bmi = 25.5, age = 39 and without any level's coefficient",
+        ),
+    ],
+)
+def test_the_intercept_says_where_it_stands(covariates, options, line):
+    """And levels are said to be against a reference only where there is one."""
+    words = meaning(made(covariates=covariates, schema=WIDE, **options))
+    assert words.endswith(f" Intercept: {line}.")
+    coded_against = "sex" in covariates and "coding" not in options
+    assert ("levels against sex = f" in words) == coded_against
+    assert ("one for each level, none of them a reference" in words) == ("sex" in covariates and not coded_against)
+    assert ("per unit of a numeric column" in words) == (covariates != ("sex",))
+
+
+def test_an_intercept_alone_stands_nowhere():
+    assert meaning(made(covariates=())) == "Coefficients are log odds of ill = yes against no."
 
 
 def test_other_models_have_no_such_line():

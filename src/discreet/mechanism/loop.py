@@ -52,14 +52,14 @@ def run(
     _check(noise, plan, query, rows)
     with jax.enable_x64(True):
         one_chunk = partial(chunk, query, keep_trace)
-        _check_size(query, rows)
+        entries = _check_shapes(query, rows)
         compiled = jax.jit(one_chunk if rows.replicas is None else jax.vmap(one_chunk, in_axes=(None, 0, 0, 0)))
         scales = Scales(np.array(plan.clip_norm), np.array(plan.noise_std))
         columns = jax.tree.map(jax.numpy.asarray, rows._columns)
         start, keys = _public_keys(noise, rows.replicas)
         state = query.init(start) if rows.replicas is None else jax.vmap(query.init)(start)
         outputs = []
-        lengths = block_lengths(plan, rows)
+        lengths = block_lengths(plan, rows, entries)
         for index in progress(range(len(lengths))):
             draws = _draw(noise, plan, query, rows, index, lengths[index], keys)
             jax.block_until_ready(state)  # noise for this block was made while the last one ran; go no further ahead
@@ -71,22 +71,23 @@ def run(
 def chunk(query: Query, keep_trace: bool, scales: Scales, state, columns: dict[str, Array], draws: Draws):
     """Several steps; returns the state, the block's moments and, on request, its points."""
 
-    def step(state, draw: Draws):
-        question = query.ask(draw.keys, state)
+    def step(state, inputs):
+        chance, draw = inputs
+        question = query.ask(chance, state)
         indices = draw.batches.indices
         batch = columns if indices is None else {name: column[indices] for name, column in columns.items()}
         total = bounded_sum(query.row_value, question, batch, draw.batches.multiplicity, scales.clip_norm)
         answer = privatize(total, draw.normal, scales.noise_std, scales.clip_norm)
         return query.update(state, question, answer)
 
-    state, points = jax.lax.scan(step, state, draws)
+    state, points = jax.lax.scan(step, state, (jax.vmap(query.chance)(draws.keys), draws))
     return state, summarize(points), points if keep_trace else None
 
 
-def block_lengths(plan: Plan, rows: Rows) -> list[int]:
-    """Steps per block: about a hundred blocks, more where a block's batches would not fit in memory."""
+def block_lengths(plan: Plan, rows: Rows, entries: int) -> list[int]:
+    """Steps per block: about a hundred blocks, more where batches or points (of `entries`) would not fit in memory."""
     stored = rows.num_rows if rows._counts is None else rows._counts.shape[-1]
-    width = (rows.replicas or 1) * min(stored, plan.batch_limit or stored)
+    width = (rows.replicas or 1) * max(entries, min(stored, plan.batch_limit or stored))
     length = max(1, min(-(-plan.steps // BLOCKS), CHUNK_ENTRIES // width))
     full, rest = divmod(plan.steps, length)
     return [length] * full + [rest] * (rest > 0)
@@ -140,11 +141,16 @@ def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
         raise ValueError(f"the query needs columns {sorted(missing)}; the table has {list(rows.schema.names)}")
 
 
-def _check_size(query: Query, rows: Rows) -> None:
+def _check_shapes(query: Query, rows: Rows) -> int:
+    """The number of entries of a point, and its randomness, once the query was found to answer as it says."""
     axes = 1 if rows.replicas is None else 2
     row = {name: jax.ShapeDtypeStruct(column.shape[axes:], column.dtype) for name, column in rows._columns.items()}
     key = jax.random.key(0)
-    value = jax.eval_shape(lambda: query.ask(key, query.init(key)))
-    shape = jax.eval_shape(query.row_value, value, row).shape
-    if shape != (query.size,):
-        raise ValueError(f"row_value gives shape {shape}; the query's size is {query.size}")
+    state = jax.eval_shape(query.init, key)
+    chance = jax.eval_shape(query.chance, key)
+    question = jax.eval_shape(query.ask, chance, state)
+    answer = jax.eval_shape(query.row_value, question, row)
+    if answer.shape != (query.size,):
+        raise ValueError(f"row_value gives shape {answer.shape}; the query's size is {query.size}")
+    _, point = jax.eval_shape(query.update, state, question, answer)
+    return sum(part.size for part in jax.tree.leaves((chance, point)))

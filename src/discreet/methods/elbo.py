@@ -1,6 +1,12 @@
-"""DPVI: rows answer with gradients of the negative ELBO; prior and entropy are public and come after the noise."""
+"""DPVI: rows answer with gradients of the negative ELBO; prior and entropy are public and come after the noise.
 
-from typing import NamedTuple
+Every variant is the same three parts. A row's gradient with respect to each draw z_k is pulled back through
+z = m + L(a)η to the family's parameters φ, and scaled by a public factor. `VARIANTS` says where the pull-back stands
+(the row, before its clip, or the answer, after the noise) and which factor is used.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,23 +14,71 @@ import numpy as np
 import optax
 from jax import Array
 
-from discreet.methods import mean_field
-from discreet.model import Model
+from discreet.methods.gaussian import MEAN_FIELD, NAMES, POSITIVE, Family, antithetic
+from discreet.model import Model, prior_moments
 from discreet.plan import Plan
 from discreet.query import Point, Query
 
 
 class Settings(NamedTuple):
-    """The public choices of a DPVI run. Vectors have length 2·dim, means first, then scales.
+    """The public choices of a DPVI run.
 
-    `precondition` is β: rows answer with β∘gradient and the answer is divided by β (all ones: vanilla).
-    `learning_rate` multiplies β in the step. `start` is φ₀.
+    `start` is φ₀ (see `start_at`). `learning_rate` is a number or one for each entry of φ. `variant` is a name from
+    `VARIANTS`, `optimiser` one from `OPTIMISERS`. `precondition` is β, for the variant of that name alone. Without
+    antithetic pairs (`draws` = 1) the papers' single draw.
     """
 
     start: np.ndarray
-    precondition: np.ndarray
-    learning_rate: np.ndarray
+    learning_rate: np.ndarray | float
+    variant: str = "vanilla"
+    precondition: np.ndarray | None = None
+    family: Family = MEAN_FIELD
+    optimiser: str = "sgd"
     draws: int = 10
+
+
+class Variant(NamedTuple):
+    """How a gradient is bought.
+
+    aligned    rows answer with location gradients, one for each shared draw, and the answer is pulled back to φ;
+               otherwise each row pulls back its own, and all of φ shares the clip
+    factor     multiplies what a row answers, and is undone after the noise
+    in_step    whether the step keeps the factor: λ·factor·gradient
+    only       the families that the factor is known for
+    """
+
+    aligned: bool
+    factor: Callable[[Settings, Array], Array]
+    in_step: bool
+    only: tuple[str, ...] = NAMES
+
+
+def _one(settings: Settings, phi: Array) -> Array:
+    return jnp.ones_like(phi)
+
+
+def _beta(settings: Settings, phi: Array) -> Array:
+    return jnp.asarray(settings.precondition, phi.dtype)
+
+
+def _steepness(settings: Settings, phi: Array) -> Array:
+    dim = settings.family.dim(phi)
+    return jnp.ones_like(phi).at[dim : 2 * dim].set(1 / settings.family.slope(phi))
+
+
+def _inverse_fisher(settings: Settings, phi: Array) -> Array:
+    return settings.family.inverse_fisher(phi)
+
+
+VARIANTS = {
+    "vanilla": Variant(aligned=False, factor=_one, in_step=False),
+    "preconditioned": Variant(aligned=False, factor=_beta, in_step=True),
+    "T′-preconditioned": Variant(aligned=False, factor=_steepness, in_step=False),
+    "natural": Variant(aligned=False, factor=_inverse_fisher, in_step=True, only=("mean-field",)),
+    "aligned": Variant(aligned=True, factor=_one, in_step=False),
+    "aligned natural": Variant(aligned=True, factor=_inverse_fisher, in_step=True, only=("mean-field",)),
+}
+OPTIMISERS = {"sgd": optax.sgd, "adam": optax.adam}
 
 
 class State(NamedTuple):
@@ -35,55 +89,96 @@ class State(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Asked of every row of a batch: the iterate and the draws it is judged at."""
+    """Asked of every row of a batch: the iterate, the draws it is judged at, and the factor of the answer."""
 
     phi: Array
     eta: Array
+    draws: Array
+    factor: Array
 
 
 def query(model: Model, plan: Plan, settings: Settings) -> Query:
-    """The gradient of −E_q[Σ log p(row | z)] − κ-weighted public part, with SGD on batch sums.
+    """The gradient of κ·(negative ELBO) by the variant's way, with an Optax optimiser on batch sums.
 
-    The trace it reports is y_t = answer/β + κ·∇(−E_q[log p(z)] − H(q)) against x_t = φ_t.
+    The trace it reports is the answer with its factor undone plus κ·∇(−log p(z) − H(q)), against the mean draw of the
+    step: for a quadratic loss the draws' own scatter then adds no noise. An aligned trace is of the location alone.
     """
     check(model, settings)
-    start, beta, rate = (np.asarray(value, np.float64) for value in settings[:3])
-    optimiser = optax.sgd(1.0)
+    family, variant, dim = settings.family, VARIANTS[settings.variant], model.dim
+    start, rate = np.asarray(settings.start, np.float64), np.asarray(settings.learning_rate, np.float64)
+    optimiser = OPTIMISERS[settings.optimiser](1.0)
 
     def init(key):
         del key
         return State(jnp.asarray(start), optimiser.init(jnp.asarray(start)))
 
-    def ask(key, state):
-        return Question(state.phi, mean_field.antithetic(key, settings.draws, model.dim))
+    def ask(eta, state):
+        return question_at(settings, state.phi, eta)
 
     def row_value(question, row):
-        def loss(phi):
-            draws = mean_field.transform(phi[None], question.eta)
-            return -jax.vmap(lambda z: model.log_likelihood(z, row))(draws).mean()
+        by_draw = _slopes(lambda z: model.log_likelihood(z, row), question.draws)
+        if variant.aligned:
+            return (question.factor[None, :dim] * by_draw).ravel()
+        return question.factor * _pull_back(family, question, by_draw)
 
-        return beta * jax.grad(loss)(question.phi)
-
-    def public_loss(phi, eta):
-        draws = mean_field.transform(phi[None], eta)
-        return -jax.vmap(model.log_prior)(draws).mean() - mean_field.entropy(phi)
+    def complete(question, answer):
+        """The gradient of φ, and what of it is linear in the mean draw: (y, its noise scale)."""
+        public = plan.sampling_prob * _slopes(model.log_prior, question.draws)
+        entropy = plan.sampling_prob * jax.grad(family.entropy)(question.phi)
+        if not variant.aligned:
+            gradient = answer / question.factor + _pull_back(family, question, public) - entropy
+            return gradient, gradient, 1 / question.factor
+        by_draw = answer.reshape(settings.draws, dim) / question.factor[None, :dim] + public
+        gradient = _pull_back(family, question, by_draw) - entropy
+        return gradient, by_draw.sum(0), np.sqrt(settings.draws) / question.factor[:dim]
 
     def update(state, question, answer):
-        public = jax.grad(public_loss)(question.phi, question.eta)
-        gradient = answer / beta + plan.sampling_prob * public
-        change, memory = optimiser.update(rate * beta * gradient, state.optimiser)
-        return State(state.phi + change, memory), Point(state.phi, gradient, jnp.asarray(1 / beta))
+        gradient, y, scale = complete(question, answer)
+        direction = question.factor * gradient if variant.in_step else gradient
+        change, memory = optimiser.update(direction, state.optimiser)
+        x = state.phi.at[:dim].set(question.draws.mean(0))[: len(y)]
+        return State(state.phi + rate * change, memory), Point(state.phi, x, y, scale)
 
+    size = settings.draws * dim if variant.aligned else family.size(dim)
     return Query(
         init,
         ask,
         row_value,
         update,
-        lambda state: state.phi,
-        2 * model.dim,
-        model.columns,
-        describe(settings),
+        last=lambda state: state.phi,
+        size=size,
+        columns=model.columns,
+        settings=describe(settings),
+        chance=lambda key: antithetic(key, settings.draws, dim),
     )
+
+
+def question_at(settings: Settings, phi: Array, eta: Array) -> Question:
+    """The question at this φ with these draws."""
+    factor = VARIANTS[settings.variant].factor(settings, phi)
+    return Question(phi, eta, settings.family.draws(phi, eta), factor)
+
+
+def _slopes(log_density: Callable[[Array], Array], draws: Array) -> Array:
+    """∇_z of −log density at each draw, over the number of draws: what their mean loss owes to each."""
+    return -jax.vmap(jax.grad(log_density))(draws) / len(draws)
+
+
+def _pull_back(family: Family, question: Question, by_draw: Array) -> Array:
+    """Σ_k (∂z_k/∂φ)ᵀ by_draw_k."""
+    return jax.vjp(lambda phi: family.draws(phi, question.eta), question.phi)[1](by_draw)[0]
+
+
+def start_at(
+    model: Model, sd: float | np.ndarray, mean: np.ndarray | None = None, family: Family = MEAN_FIELD
+) -> np.ndarray:
+    """φ₀ with these standard deviations, at `mean` or at the prior's centre."""
+    mean = prior_moments(model)[0] if mean is None else np.asarray(mean, np.float64)
+    sd = np.broadcast_to(np.asarray(sd, np.float64), (model.dim,))
+    if not (sd > 0).all():
+        raise ValueError(f"sd={sd.min():g} must be positive: it is the standard deviation that q starts with")
+    with jax.enable_x64(True):
+        return np.asarray(family.pack(mean, sd))
 
 
 def heuristic_rate(plan: Plan, size: int, factor: float = 1.0) -> float:
@@ -98,25 +193,54 @@ def heuristic_rate(plan: Plan, size: int, factor: float = 1.0) -> float:
     return float(np.sqrt(2) * factor / (plan.noise_std * np.sqrt(plan.steps * size)))
 
 
-def describe(settings: Settings) -> dict:
+def describe(settings: Settings) -> dict[str, Any]:
     """Plain values of the settings, for the release."""
+    beta = settings.precondition
     return {
         "method": "elbo",
-        "family": "mean-field",
-        "draws": settings.draws,
-        **{name: np.asarray(getattr(settings, name)).tolist() for name in Settings._fields[:3]},
+        **settings._asdict(),
+        "start": np.asarray(settings.start).tolist(),
+        "learning_rate": np.asarray(settings.learning_rate).tolist(),
+        "precondition": None if beta is None else np.asarray(beta).tolist(),
+        "family": settings.family.name,
+        "positive": settings.family.positive,
     }
 
 
+def described_family(settings: Any) -> Family:
+    """The family of a release, from its settings."""
+    return Family(settings.get("family", "mean-field"), settings.get("positive", "softplus"))
+
+
 def check(model: Model, settings: Settings) -> None:
-    """Refuse settings that do not fit the model."""
-    for name in Settings._fields[:3]:
-        value = np.asarray(getattr(settings, name))
-        if value.shape != (2 * model.dim,):
-            raise ValueError(
-                f"{name} has shape {value.shape}; a model of {model.dim} parameters needs ({2 * model.dim},)"
-            )
-        if not np.isfinite(value).all() or (name != "start" and (value <= 0).any()):
-            raise ValueError(f"{name} must be finite{'' if name == 'start' else ' and positive'}")
+    """Refuse settings that do not fit the model, or each other."""
+    family = settings.family
+    for name, value, known in (
+        ("variant", settings.variant, tuple(VARIANTS)),
+        ("optimiser", settings.optimiser, tuple(OPTIMISERS)),
+        ("family.name", family.name, NAMES),
+        ("family.positive", family.positive, tuple(POSITIVE)),
+    ):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
+    variant = VARIANTS[settings.variant]
+    if family.name not in variant.only:
+        raise ValueError(f"variant={settings.variant!r} needs a mean-field family: only there is F⁻¹ diagonal")
+    if (settings.precondition is not None) != (variant.factor is _beta):
+        raise ValueError("precondition (β) belongs to variant='preconditioned', and to no other")
     if settings.draws < 1:
         raise ValueError(f"draws={settings.draws} must be at least 1")
+    size = family.size(model.dim)
+    rate = settings.learning_rate
+    _check_vector("start", settings.start, size)
+    _check_vector("learning_rate", np.full(size, rate) if np.ndim(rate) == 0 else rate, size, positive=True)
+    if settings.precondition is not None:
+        _check_vector("precondition", settings.precondition, size, positive=True)
+
+
+def _check_vector(name: str, value: Any, size: int, positive: bool = False) -> None:
+    value = np.asarray(value)
+    if value.shape != (size,):
+        raise ValueError(f"{name} has shape {value.shape}; this model and family need ({size},)")
+    if not np.isfinite(value).all() or (positive and (value <= 0).any()):
+        raise ValueError(f"{name} must be finite{' and positive' if positive else ''}")

@@ -74,7 +74,7 @@ def location_trace(release: Release, dim: int, burn_in: float) -> tuple[np.ndarr
     if release.trace is None:
         raise TraceError("a dense curvature needs the whole trace: run with keep_trace=True")
     first = round(burn_in * len(release.trace.x))
-    x, y, scale = (np.asarray(part)[first:, :dim] for part in release.trace)
+    x, y, scale = (np.asarray(part)[first:, :dim] for part in release.trace[1:])
     if len(x) < fewest_steps(dim):
         raise TraceError(f"{len(x)} retained steps are too few for a dense curvature of {dim} parameters")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):

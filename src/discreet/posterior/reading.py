@@ -1,18 +1,19 @@
 """From a release to a posterior: which meaning of the answers is used, in one place."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from discreet.accounting import Guarantee
+from discreet.methods.elbo import described_family
 from discreet.model import Model
-from discreet.posterior import dense, exact, naive
-from discreet.posterior.trace import tail
+from discreet.posterior import averaging, dense, exact, naive
+from discreet.posterior.trace import tail, tail_mean
 from discreet.posterior.types import Posterior, from_draws, through_q
 from discreet.release import Release
 from discreet.schema import Schema
 
-Reading = Literal["noise-aware", "last iterate"]
+Reading = Literal["noise-aware", "iterate average", "last iterate"]
 FAR = 3.0
 
 
@@ -27,25 +28,46 @@ def read(
 ) -> Posterior:
     """The posterior that a release of `fit` stands for; costs no privacy, however often it is read.
 
-    Noise-aware readings use a dense curvature where the release kept its trace, else a diagonal one.
+    Noise-aware readings use a dense curvature where the release kept its trace and its noise is the same at every step,
+    else a diagonal one. The iterate average is DPVIm's: converged tails, with the noise left in their means.
     """
+    check_reading(how)
     rng = np.random.default_rng()
+    family, warnings = described_family(release.settings), far_from_prior(release, model)
     if how == "last iterate":
-        method, z = how, through_q(rng, naive.last_iterate(release, draws))
-    elif release.trace is not None:
+        method, z = how, through_q(rng, naive.last_iterate(release, draws), family)
+    elif how == "iterate average":
+        method, z = how, through_q(rng, averaging.noise_aware(rng, release, draws), family)
+        warnings += averaging.unsettled(averaging.average(release))
+    elif release.trace is not None and not np.ptp(release.trace.scale[:, : model.dim], axis=0).any():
         method, z = "noise-aware, dense curvature", dense.noise_aware(rng, release, public_prior(release), draws).z
     else:
-        start, spread = np.asarray(release.settings["start"]), np.ones(2 * model.dim)
-        spread[: model.dim] = public_prior(release).sd
-        phi = exact.noise_aware(rng, release, draws, centre=start, centre_sd=spread)
-        method, z = "noise-aware, diagonal curvature", through_q(rng, phi)
+        method, z = "noise-aware, diagonal curvature", through_q(rng, _diagonal(rng, release, model, draws), family)
     info = {
         "method": method,
         "plan": release.plan.to_dict(),
         "reasons": list(release.settings.get("reasons", ())),
-        "warnings": far_from_prior(release, model),
+        "warnings": warnings,
     }
     return from_draws(z, model, guarantee, info=info, schema=schema, release=release)
+
+
+def check_reading(how: str) -> None:
+    """Refuse a reading that is not one, before anything is spent on it."""
+    if how not in get_args(Reading):
+        raise ValueError(f"reading={how!r} must be one of {', '.join(get_args(Reading))}")
+
+
+def _diagonal(rng: np.random.Generator, release: Release, model: Model, draws: int) -> np.ndarray:
+    """Draws of φ* with a diagonal curvature; coordinates that rows were not asked about stand at their tail mean."""
+    answered = release.blocks.mean_x.shape[-1]
+    spread = np.ones(answered)
+    spread[: model.dim] = public_prior(release).sd
+    phi = exact.noise_aware(
+        rng, release, draws, centre=np.asarray(release.settings["start"])[:answered], centre_sd=spread
+    )
+    rest = tail_mean(release)[answered:]
+    return np.concatenate([phi, np.broadcast_to(rest, (draws, len(rest)))], -1)
 
 
 def naive_posterior(posterior: Posterior) -> Posterior:

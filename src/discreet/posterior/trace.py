@@ -10,11 +10,13 @@ FEWEST_STEPS = 10
 
 
 class TraceError(ValueError):
-    """The trace does not say what was asked of it."""
+    """The trace does not say what was asked of it. `release` is set where a fit had been paid for."""
+
+    release: Release | None = None
 
 
 class Moments(NamedTuple):
-    """Weighted moments of (x, y) over the retained steps, per coordinate; centred, shape (…, d)."""
+    """Weighted moments of (x, y) over the retained steps, per coordinate that rows answered; centred, shape (…, d)."""
 
     steps: np.ndarray
     weight: np.ndarray
@@ -38,9 +40,17 @@ def tail(release: Release, burn_in: float = 0.2) -> Moments:
     return moments
 
 
+def tail_mean(release: Release, burn_in: float = 0.2) -> np.ndarray:
+    """Mean of the iterates after the first share `burn_in`, all of φ, shape (…, |φ|)."""
+    steps, mean = (np.asarray(field) for field in release.blocks[:2])
+    first = round(burn_in * mean.shape[-2])
+    return (steps * mean)[..., first:, :].sum(-2) / steps[..., first:, :].sum(-2)
+
+
 def _join(blocks: Blocks, burn_in: float) -> Moments:
     first = round(burn_in * blocks.weight.shape[-2])
-    steps, weight, mean_x, mean_y, xx, xy, yy, _ = (np.asarray(field)[..., first:, :] for field in blocks)
+    fields = {name: np.asarray(field)[..., first:, :] for name, field in blocks._asdict().items()}
+    steps, weight, mean_x, mean_y, xx, xy, yy = (fields[name] for name in Moments._fields)
     total = weight.sum(-2)
     x, y = (weight * mean_x).sum(-2) / total, (weight * mean_y).sum(-2) / total
     dx, dy = mean_x - x[..., None, :], mean_y - y[..., None, :]

@@ -12,7 +12,7 @@ import numpy as np
 
 from discreet.accounting import Guarantee
 from discreet.atomic import new_file
-from discreet.methods import mean_field
+from discreet.methods.gaussian import MEAN_FIELD, Family
 from discreet.model import Model
 from discreet.release import Release
 from discreet.schema import Schema
@@ -143,8 +143,10 @@ def from_draws(z: np.ndarray, model: Model, guarantee: Guarantee, **parts: Any) 
     return Posterior(draws, z[None], guarantee, parts.pop("info"), model.labels, model, **parts)
 
 
-def through_q(rng: np.random.Generator, phi: np.ndarray) -> np.ndarray:
+def through_q(rng: np.random.Generator, phi: np.ndarray, family: Family = MEAN_FIELD) -> np.ndarray:
     """One draw z ~ q(·; φ) for each φ, any leading axes."""
+    flat = phi.reshape(-1, phi.shape[-1])
+    eta = rng.standard_normal((len(flat), 1, family.dim(phi)))
     with jax.enable_x64(True):
-        mean, sd = (np.asarray(part) for part in mean_field.unpack(phi))
-    return mean + sd * rng.standard_normal(mean.shape)
+        z = jax.lax.map(lambda each: family.draws(*each), (flat, eta), batch_size=256)
+    return np.asarray(z).reshape(*phi.shape[:-1], -1)

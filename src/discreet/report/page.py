@@ -96,7 +96,8 @@ def _banner(posterior: Posterior, num_rows: int) -> str:
     promise = posterior.guarantee
     spent = f"{promise.relation.capitalize()} adjacency; {promise.event}; {promise.version}."
     if not promise.private:
-        text = str(promise) if promise.noise == "simulated" else f"NOT PRIVATE: {promise.noise} noise; {promise}"
+        text = str(promise)
+        text = text if text.startswith("NOT PRIVATE") else f"NOT PRIVATE: {promise.noise} noise; {text}"
         return _box("warning", text, f"Do not hand this page on if the table is secret. {spent}")
     if promise.delta * num_rows >= 1:
         useless = f"δ = {promise.delta:g} is not below 1/{num_rows}: such a δ lets whole rows be published."

@@ -8,17 +8,24 @@ from discreet.schema import Categorical, Numeric, Schema
 
 
 def meaning(posterior: Posterior) -> str:
-    """One line on what the coefficients of a regression are; empty for any other model."""
+    """What the coefficients of a regression are, and where its intercept stands; empty for any other model."""
     model, schema = posterior.model, posterior.schema
     if model is None or schema is None or model.description.get("family") not in _SCALES:
         return ""
-    outcome = schema[model.description["outcome"]]
-    columns = [schema[name] for name in model.description["covariates"]]
-    units = ["per unit of a numeric column"] if any(isinstance(column, Numeric) for column in columns) else []
-    levels = ", ".join(f"{column.name} = {column.levels[0]}" for column in columns if isinstance(column, Categorical))
-    against = [f"levels against {levels}"] if levels else []
-    scale = _SCALES[model.description["family"]](outcome)
-    return f"Coefficients are {'; '.join([scale, *units, *against])}. Intercept: at mid-bounds and first levels."
+    facts = model.description
+    columns = [schema[name] for name in facts["covariates"]]
+    numeric = [column.name for column in columns if isinstance(column, Numeric)]
+    first = [f"{column.name} = {column.levels[0]}" for column in columns if isinstance(column, Categorical)]
+    units, every = facts.get("units", {}), facts.get("coding") == "every level"
+    are, stands = [_SCALES[facts["family"]](schema[facts["outcome"]])], []
+    if numeric:
+        are.append("per unit of a numeric column")
+        others = [] if len(units) == len(numeric) else ["mid-bounds of the others" if units else "mid-bounds"]
+        stands.append("at " + ", ".join([*(f"{name} = {centre:g}" for name, (centre, _) in units.items()), *others]))
+    if first:
+        are.append("one for each level, none of them a reference" if every else f"levels against {', '.join(first)}")
+        stands.append("without any level's coefficient" if every else "at first levels")
+    return f"Coefficients are {'; '.join(are)}." + (f" Intercept: {' and '.join(stands)}." if stands else "")
 
 
 def modelled_level(outcome: Numeric | Categorical) -> object:
