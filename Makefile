@@ -30,7 +30,7 @@ check: .venv/.dev  ## format, lint, types, layers
 	$(BIN)/python -m pytest --doctest-modules src -p no:cacheprovider
 
 experiment: .venv/.dev  ## make experiment NAME=na-dpvi-m2 [FULL=1]
-	@test -f "experiments/$(NAME).py" || { echo "NAME=$(NAME) is not one of: $$(ls experiments | grep -v harness | sed 's/\.py$$//' | tr '\n' ' ')"; exit 2; }
+	@test -f "experiments/$(NAME).py" || { echo "NAME=$(NAME) is not one of: $$(ls experiments | grep -v '^_\|harness' | sed 's/\.py$$//' | tr '\n' ' ')"; exit 2; }
 	FULL=$(FULL) $(BIN)/python experiments/$(NAME).py
 
 format: .venv/.dev

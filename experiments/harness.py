@@ -4,41 +4,76 @@ import json
 import os
 import platform
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
+
+from discreet.atomic import new_file
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 FULL = os.environ.get("FULL") == "1"
 PACKAGES = ("discreet", "jax", "numpyro", "numpy", "scipy", "dp-accounting")
+CORES = 2
 
 
 def progress(label):
     """A wrapper for `run(progress=…)`: a bar on a terminal, nothing in a pipe."""
-    from rich.progress import track
-
     return lambda blocks: track(
         blocks, description=label, disable=not sys.stderr.isatty(), console=Console(stderr=True)
     )
 
 
-def finish(name, records, seeds, *, columns, notes=(), target=True):
-    """Print the table, write results/NAME.json and exit: 0 only if every record's verdict holds.
+def parallel(function, jobs, label):
+    """[function(*job) for job in jobs] on all cores: compiled loops run outside Python's lock."""
+    jobs = list(jobs)
+    with ThreadPoolExecutor(CORES) as pool:
+        results = pool.map(lambda job: function(*job), jobs)
+        return [result for _, result in zip(progress(label)(range(len(jobs))), results, strict=True)]
 
-    A record is a dict; `verdict` is True (holds), False (does not) or None (nothing was promised). `target=False`
-    marks a quick run, whose numbers are not the ones the criteria speak of.
+
+@contextmanager
+def picture(name, columns=1, rows=1, size=(4.2, 3.4)):
+    """Axes of a figure that is saved as results/NAME.png when the block ends without an error."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained", squeeze=False
+    )
+    yield axes[0] if rows == 1 else axes
+    RESULTS.mkdir(exist_ok=True)
+    with new_file(RESULTS / f"{name}.png") as scratch:
+        figure.savefig(scratch, format="png", dpi=130)
+    pyplot.close(figure)
+
+
+def claim(text, paper, measured, verdict):
+    """What a paper says, its figure, ours, and "confirmed", "not confirmed" or "not comparable"."""
+    if isinstance(verdict, bool):
+        verdict = "confirmed" if verdict else "not confirmed"
+    return {"claim": text, "paper": paper, "measured": measured, "verdict": verdict}
+
+
+def finish(name, records, seeds, *, columns, notes=(), claims=(), target=True):
+    """Print the tables, write results/NAME.json and exit: 0 only if every record's verdict holds.
+
+    A record is a dict; `verdict` is True (holds), False (does not) or None (nothing was promised). `claims` are the
+    paper's (see `claim`): they are reported whichever way they go. `target=False` marks a quick run, whose numbers are
+    not the ones the criteria speak of.
     """
-    table = Table(title=name if target else f"{name} — NOT THE TARGET (quick mode; FULL=1 for the real one)")
-    for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right")
-    for record in records:
-        table.add_row(*(_text(record.get(column)) for column in columns))
-    Console(width=max(140, Console().width)).print(table)
+    title = name if target else f"{name} — NOT THE TARGET (quick mode; FULL=1 for the real one)"
+    _print(title, columns, [[_text(record.get(column)) for column in columns] for record in records])
+    if claims:
+        _print("what the paper says, and what was measured here", list(claims[0]), [list(c.values()) for c in claims])
     for note in notes:
         print(note)
-    RESULTS.mkdir(exist_ok=True)
     facts = {
         "name": name,
         "command": f"make experiment NAME={name}" + (" FULL=1" if FULL else ""),
@@ -46,12 +81,27 @@ def finish(name, records, seeds, *, columns, notes=(), target=True):
         "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
         "seeds": seeds,
         "records": records,
+        "claims": list(claims),
         "notes": list(notes),
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    RESULTS.mkdir(exist_ok=True)
+    with new_file(RESULTS / f"{name}.json") as scratch:
+        scratch.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     failed = [record for record in records if record.get("verdict") is False]
-    print(f"{len(records) - len(failed)} of {len(records)} rows hold")
+    judged = [record for record in records if record.get("verdict") is not None]
+    print(
+        f"{len(judged) - len(failed)} of {len(judged)} criteria hold" if judged else "no criterion of ours, only claims"
+    )
     sys.exit(1 if failed else 0)
+
+
+def _print(title, columns, rows):
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in (columns[0], "paper", "measured") else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=max(140, Console().width)).print(table)
 
 
 def _text(value):
