@@ -96,17 +96,17 @@ claims = [
 ]
 
 with picture("dpvim-adult", columns=2) as axes:
-    for part, (axis, label) in enumerate(zip(axes, ("means", "standard deviations"), strict=True)):
+    for part, (axis, label) in enumerate(zip(axes, ("means", "sds"), strict=True)):
         for variant in VARIANTS:
             values = [distances(variant, epsilon)[:, part] for epsilon in EPSILONS]
             error = [v.std() / np.sqrt(len(v)) for v in values]
             axis.errorbar(
                 EPSILONS, [v.mean() for v in values], error, label=variant, color=COLOURS[variant], marker="o"
             )
-        axis.set(xscale="log", yscale="log", xlabel="ε", title=f"L2 distance to the non-private {label}")
+        axis.set(xscale="log", ylim=(0, None), xlabel="ε", title=f"L2 distance to the non-private {label}")
         axis.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         axis.minorticks_off()
-    axes[0].legend(fontsize="small")
+    axes[0].legend(fontsize="small", loc="lower left")
 
 finish(
     "dpvim-adult",

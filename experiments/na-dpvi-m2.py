@@ -27,7 +27,7 @@ plan = calibrate(
     Plan(num_rows=5000, steps=10_000, sampling_prob=0.1, clip_norm=2.0, noise_multiplier=1.0), EPSILON, DELTA
 )
 rate = elbo.heuristic_rate(plan, 2)
-settings = elbo.Settings(np.array([0.0, -4.0]), np.array([1.0, 120.0]), np.full(2, rate), draws=10)
+settings = elbo.Settings(np.array([0.0, -4.0]), rate, "preconditioned", np.array([1.0, 120.0]))
 result = study.simulate_fits(SEED, model, schema, plan, elbo.query(model, plan, settings), DATA_SETS, progress("fits"))
 
 

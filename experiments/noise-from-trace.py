@@ -102,7 +102,7 @@ with picture("noise-from-trace", columns=len(EPSILONS), size=(3.6, 3.4)) as axes
             seen, truth = np.array([window.sd for window in windows]), np.std(lasts, axis=0, ddof=1)
             used = np.isfinite(seen)
             across = np.broadcast_to(truth, seen.shape)[used]
-            axis.loglog(across, seen[used], ".", color=COLOURS[variant], label=variant, alpha=0.15, markersize=3)
+            axis.loglog(across, seen[used], ".", color=COLOURS[variant], label=variant, alpha=0.5, markersize=2)
         limits = np.array(axis.get_xlim())
         axis.loglog(limits, limits, color="#999999", linewidth=1)
         axis.set(title=f"ε = {epsilon:g}", xlabel=f"sd of the last iterate, {REPEATS} runs", ylabel="sd of a trace")

@@ -229,10 +229,17 @@ def test_a_start_has_the_mean_and_the_sds_that_were_asked_for(family):
     assert centre[0] == pytest.approx(3.0, abs=5 * 1.2533 * PRIOR_SD / 64)  # a median of 4096: false alarms 6e-7
 
 
-@pytest.mark.parametrize("sd", [0.0, -0.5, np.nan, np.array([0.3, 0.0])])
+@pytest.mark.parametrize("sd", [0.0, -0.5, np.nan, np.inf, np.array([0.3, 0.0])])
 def test_a_start_without_width_is_refused(sd):
-    with pytest.raises(ValueError, match=r"sd=(0|-0.5|nan) must be positive"):
+    with pytest.raises(ValueError, match=r"sd\[.\]=(0.0|-0.5|nan|inf) must be finite and positive"):
         elbo.start_at(LINE, sd, np.zeros(2))
+
+
+def test_a_start_of_another_length_is_refused():
+    with pytest.raises(ValueError, match=r"mean has shape \(3,\)"):
+        elbo.start_at(LINE, 0.3, np.zeros(3))
+    with pytest.raises(ValueError, match=r"sd has shape \(5,\)"):
+        elbo.start_at(LINE, np.full(5, 0.3), np.zeros(2))
 
 
 @pytest.mark.parametrize("variant", elbo.VARIANTS)
@@ -263,14 +270,15 @@ def test_the_release_can_hold_the_settings_as_plain_values(variant):
             {"variant": "aligned natural", "family": Family("full-rank")},
             r"variant='aligned natural' needs a mean-field",
         ),
-        ({"precondition": BETA}, r"precondition \(β\) belongs to variant='preconditioned'"),
-        ({"variant": "aligned", "precondition": BETA}, r"precondition \(β\) belongs to variant='preconditioned'"),
-        ({"variant": "preconditioned"}, r"precondition \(β\) belongs to variant='preconditioned'"),
-        ({"draws": 0}, r"draws=0 must be at least 1"),
-        ({"draws": -3}, r"draws=-3 must be at least 1"),
-        ({"learning_rate": 0.0}, r"learning_rate must be finite and positive"),
-        ({"learning_rate": -1e-3}, r"learning_rate must be finite and positive"),
-        ({"learning_rate": np.nan}, r"learning_rate must be finite and positive"),
+        ({"precondition": BETA}, r"precondition \(β\) is given with variant='vanilla'"),
+        ({"variant": "aligned", "precondition": BETA}, r"precondition \(β\) is given with variant='aligned'"),
+        ({"variant": "preconditioned"}, r"precondition \(β\) is not given with variant='preconditioned'"),
+        ({"draws": 0}, r"draws=0 must be a whole number, at least 1"),
+        ({"draws": -3}, r"draws=-3 must be a whole number, at least 1"),
+        ({"draws": 2.5}, r"draws=2.5 must be a whole number"),
+        ({"learning_rate": 0.0}, r"learning_rate\[0\]=.* must be finite and positive"),
+        ({"learning_rate": -1e-3}, r"learning_rate\[0\]=.* must be finite and positive"),
+        ({"learning_rate": np.nan}, r"learning_rate\[0\]=.* must be finite and positive"),
     ],
     ids=lambda part: str(part) if isinstance(part, dict) else "",
 )
@@ -285,7 +293,7 @@ def test_vectors_that_do_not_fit_the_model_are_refused(name):
         with pytest.raises(ValueError, match=rf"{name} has shape \(.*need \(2,\)"):
             elbo.query(NORMAL, PLAN, SETTINGS._replace(**{name: value}))
     for value in (np.array([1.0, np.nan]), np.array([np.inf, 1.0])):
-        with pytest.raises(ValueError, match=f"{name} must be finite"):
+        with pytest.raises(ValueError, match=rf"{name}\[.*\]=.* must be finite"):
             elbo.query(NORMAL, PLAN, SETTINGS._replace(**{name: value}))
 
 
@@ -299,5 +307,5 @@ def test_a_start_of_another_family_is_refused():
 @pytest.mark.parametrize("name", ["precondition", "learning_rate"])
 def test_what_divides_or_multiplies_a_step_is_positive(name):
     for bad in (0.0, -1.0):
-        with pytest.raises(ValueError, match=f"{name} must be finite and positive"):
+        with pytest.raises(ValueError, match=rf"{name}\[.*\]=.* must be finite and positive"):
             elbo.query(NORMAL, PLAN, SETTINGS._replace(**{name: np.array([1.0, bad])}))

@@ -174,9 +174,9 @@ def start_at(
 ) -> np.ndarray:
     """φ₀ with these standard deviations, at `mean` or at the prior's centre."""
     mean = prior_moments(model)[0] if mean is None else np.asarray(mean, np.float64)
-    sd = np.broadcast_to(np.asarray(sd, np.float64), (model.dim,))
-    if not (sd > 0).all():
-        raise ValueError(f"sd={sd.min():g} must be positive: it is the standard deviation that q starts with")
+    sd = np.full(model.dim, sd, np.float64) if np.ndim(sd) == 0 else np.asarray(sd, np.float64)
+    _check_vector("mean", mean, model.dim)
+    _check_vector("sd", sd, model.dim, positive=True)
     with jax.enable_x64(True):
         return np.asarray(family.pack(mean, sd))
 
@@ -227,9 +227,12 @@ def check(model: Model, settings: Settings) -> None:
     if family.name not in variant.only:
         raise ValueError(f"variant={settings.variant!r} needs a mean-field family: only there is F⁻¹ diagonal")
     if (settings.precondition is not None) != (variant.factor is _beta):
-        raise ValueError("precondition (β) belongs to variant='preconditioned', and to no other")
-    if settings.draws < 1:
-        raise ValueError(f"draws={settings.draws} must be at least 1")
+        given = "not given" if settings.precondition is None else "given"
+        raise ValueError(
+            f"precondition (β) is {given} with variant={settings.variant!r}: it is for 'preconditioned' and no other"
+        )
+    if not isinstance(settings.draws, int) or settings.draws < 1:
+        raise ValueError(f"draws={settings.draws} must be a whole number, at least 1")
     size = family.size(model.dim)
     rate = settings.learning_rate
     _check_vector("start", settings.start, size)
@@ -242,5 +245,7 @@ def _check_vector(name: str, value: Any, size: int, positive: bool = False) -> N
     value = np.asarray(value)
     if value.shape != (size,):
         raise ValueError(f"{name} has shape {value.shape}; this model and family need ({size},)")
-    if not np.isfinite(value).all() or (positive and (value <= 0).any()):
-        raise ValueError(f"{name} must be finite{' and positive' if positive else ''}")
+    bad = ~np.isfinite(value) | ((value <= 0) & positive)
+    if bad.any():
+        place = int(np.flatnonzero(bad)[0])
+        raise ValueError(f"{name}[{place}]={value[place]} must be finite{' and positive' if positive else ''}")

@@ -73,8 +73,8 @@ class Family(NamedTuple):
 
     def inverse_fisher(self, phi: Array) -> Array:
         """Diagonal of the inverse Fisher information of a mean-field φ: (T², T²/(2T′²))."""
-        variance = self._diagonal(phi) ** 2
-        return jnp.concatenate([variance, variance / (2 * self.slope(phi) ** 2)])
+        sd = self._diagonal(phi)
+        return jnp.concatenate([sd**2, (sd / self.slope(phi)) ** 2 / 2])
 
     def _diagonal(self, phi: Numbers) -> Array:
         dim = self.dim(phi)
