@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 from _dpvim import ADULT_CLIP, COLOURS, VARIANTS, adult, clipped, means_and_sds, optimum, plan_for, train
-from harness import FULL, claim, finish, parallel, picture
+from harness import FULL, claim, finish, parallel, picture, seeds
 
 from discreet.evaluate.distance import l2
 from discreet.methods import elbo
@@ -16,7 +16,7 @@ from discreet.posterior import averaging
 
 EPSILONS = (1.0, 2.0, 4.0, 10.0)
 EPOCHS = 4000 if FULL else 120
-SEEDS = {epsilon: range(20) if FULL else range(5 if epsilon == 1 else 1) for epsilon in EPSILONS} | {np.inf: range(1)}
+SEEDS = {epsilon: seeds(20, 5 if epsilon == 1 else 1) for epsilon in EPSILONS} | {np.inf: range(1)}
 
 began = time.time()
 model, rows, columns = adult()
@@ -50,7 +50,7 @@ def distances(variant, epsilon, which="last"):
 def record(variant, epsilon):
     mean, sd = distances(variant, epsilon).mean(0)
     averaged = distances(variant, epsilon, "averaged").mean(0)
-    private, seeds = np.isfinite(epsilon), len(SEEDS[epsilon])
+    private, count = np.isfinite(epsilon), len(SEEDS[epsilon])
     closer = int((distances(variant, epsilon)[:, 1] < distances("vanilla", epsilon)[:, 1]).sum()) if private else None
     return {
         "variant": variant,
@@ -63,8 +63,8 @@ def record(variant, epsilon):
             name: float(np.mean([runs[variant, epsilon, seed][name] for seed in SEEDS[epsilon]]))
             for name in ("flat", "flat, R̂ > 1.1")
         },
-        "sds closer than vanilla's": f"{closer} of {seeds}" if private and variant != "vanilla" else None,
-        "verdict": closer == seeds if epsilon == 1 and variant.startswith("aligned") else None,
+        "sds closer than vanilla's": f"{closer} of {count}" if private and variant != "vanilla" else None,
+        "verdict": closer == count if epsilon == 1 and variant.startswith("aligned") else None,
         "runs": [runs[variant, epsilon, seed] for seed in SEEDS[epsilon]],
     }
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas
 from _dpvim import COLOURS, clipped, linear_regression, plan_for, train
-from harness import FULL, claim, finish, parallel, picture
+from harness import FULL, claim, finish, parallel, picture, seeds
 from scipy.special import logsumexp
 
 from discreet import fitting
@@ -27,7 +27,7 @@ CLIP_NORM = 2.0  # the authors' code; their text says .2
 NUM_ROWS = 10_000
 SETTINGS = [(dim, density) for dim in (100, 200) for density in (0.2, 0.8)]
 EPOCHS = 1000 if FULL else 30
-SEEDS = {100: range(50), 200: range(50)} if FULL else {100: range(2), 200: range(1)}
+SEEDS = {100: seeds(50, 2), 200: seeds(50, 1)}
 FULL_RANK = Family("full-rank")
 began = time.time()
 
@@ -78,8 +78,8 @@ runs = dict(zip(jobs, parallel(job, jobs, "runs"), strict=True))
 
 records = []
 for setting in SETTINGS:
-    seeds = SEEDS[setting[0]]
-    scores = {v: np.array([runs[setting, v, 1.0, seed] for seed in seeds]) for v in ("vanilla", "aligned")}
+    repeats = SEEDS[setting[0]]
+    scores = {v: np.array([runs[setting, v, 1.0, seed] for seed in repeats]) for v in ("vanilla", "aligned")}
     records.append(
         {
             "d": setting[0],
@@ -87,7 +87,7 @@ for setting in SETTINGS:
             "vanilla": float(scores["vanilla"].mean()),
             "aligned": float(scores["aligned"].mean()),
             "non-private, aligned": runs[setting, "aligned", np.inf, 0],
-            "aligned better": f"{int((scores['aligned'] > scores['vanilla']).sum())} of {len(seeds)}",
+            "aligned better": f"{int((scores['aligned'] > scores['vanilla']).sum())} of {len(repeats)}",
             "verdict": bool((scores["aligned"] > scores["vanilla"]).all()),
             "runs": {name: values.tolist() for name, values in scores.items()},
         }

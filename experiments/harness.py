@@ -18,7 +18,13 @@ from discreet.atomic import new_file
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 FULL = os.environ.get("FULL") == "1"
 PACKAGES = ("discreet", "jax", "numpyro", "numpy", "scipy", "dp-accounting")
+OPTIONS = ("FULL", "SEEDS")
 CORES = 2
+
+
+def seeds(full, quick):
+    """The seeds of the repeated runs; SEEDS=n asks for another number, where a full run would take days."""
+    return range(int(os.environ.get("SEEDS") or (full if FULL else quick)))
 
 
 def progress(label):
@@ -49,7 +55,7 @@ def picture(name, columns=1, rows=1, size=(4.2, 3.4)):
     )
     yield axes[0] if rows == 1 else axes
     RESULTS.mkdir(exist_ok=True)
-    with new_file(RESULTS / f"{name}.png") as scratch:
+    with new_file(RESULTS / f"{_file(name)}.png") as scratch:
         figure.savefig(scratch, format="png", dpi=130)
     pyplot.close(figure)
 
@@ -76,7 +82,8 @@ def finish(name, records, seeds, *, columns, notes=(), claims=(), target=True):
         print(note)
     facts = {
         "name": name,
-        "command": f"make experiment NAME={name}" + (" FULL=1" if FULL else ""),
+        "command": f"make experiment NAME={name}"
+        + "".join(f" {k}={os.environ[k]}" for k in OPTIONS if os.environ.get(k)),
         "target": target,
         "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
         "seeds": seeds,
@@ -85,7 +92,7 @@ def finish(name, records, seeds, *, columns, notes=(), claims=(), target=True):
         "notes": list(notes),
     }
     RESULTS.mkdir(exist_ok=True)
-    with new_file(RESULTS / f"{name}.json") as scratch:
+    with new_file(RESULTS / f"{_file(name)}.json") as scratch:
         scratch.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     failed = [record for record in records if record.get("verdict") is False]
     judged = [record for record in records if record.get("verdict") is not None]
@@ -93,6 +100,11 @@ def finish(name, records, seeds, *, columns, notes=(), claims=(), target=True):
         f"{len(judged) - len(failed)} of {len(judged)} criteria hold" if judged else "no criterion of ours, only claims"
     )
     sys.exit(1 if failed else 0)
+
+
+def _file(name):
+    """Quick and full runs keep apart."""
+    return f"{name}-full" if FULL else name
 
 
 def _print(title, columns, rows):

@@ -13,7 +13,7 @@ import time
 import jax
 import numpy as np
 from _dpvim import COLOURS, VARIANTS, clipped, optimum, plan_for, train
-from harness import FULL, claim, finish, parallel, picture
+from harness import FULL, claim, finish, parallel, picture, seeds
 
 from discreet import fitting
 from discreet.evaluate.distance import mpae
@@ -25,7 +25,8 @@ from discreet.schema import Categorical, Numeric, Schema
 CLIP = dict(zip(VARIANTS, (2.0, 4.0, 0.1, 2.0, 0.1), strict=True))
 OTHER_CLIPS = (0.02, 0.01)
 STARTS = (0.01, 0.032, 0.1, 0.316, 1.0)
-NUM_ROWS, EPOCHS, SEEDS = (58_261, 1000, range(10)) if FULL else (20_000, 100, range(2))
+NUM_ROWS, EPOCHS = (58_261, 1000) if FULL else (20_000, 100)
+SEEDS = seeds(10, 2)
 LENGTHS = (200, 400, 600, 800, 1000, 2000, 4000, 8000) if FULL else (20, 50, 100, 200)
 LEVELS = (2, 3, 5, 4, 6, 2, 5)
 TRUTH_SEED = 3
