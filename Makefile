@@ -29,9 +29,9 @@ check: .venv/.dev  ## format, lint, types, layers
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --doctest-modules src -p no:cacheprovider
 
-experiment: .venv/.dev  ## make experiment NAME=na-dpvi-m2 [FULL=1] [SEEDS=3]
+experiment: .venv/.dev  ## make experiment NAME=na-dpvi-m2 [FULL=1] [SEEDS=3] [EPSILONS="1 4"]
 	@test -f "experiments/$(NAME).py" || { echo "NAME=$(NAME) is not one of: $$(ls experiments | grep -v '^_\|harness' | sed 's/\.py$$//' | tr '\n' ' ')"; exit 2; }
-	FULL=$(FULL) SEEDS=$(SEEDS) $(BIN)/python experiments/$(NAME).py
+	FULL=$(FULL) SEEDS=$(SEEDS) EPSILONS="$(EPSILONS)" $(BIN)/python experiments/$(NAME).py
 
 format: .venv/.dev
 	$(BIN)/ruff format .

@@ -18,13 +18,18 @@ from discreet.atomic import new_file
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 FULL = os.environ.get("FULL") == "1"
 PACKAGES = ("discreet", "jax", "numpyro", "numpy", "scipy", "dp-accounting")
-OPTIONS = ("FULL", "SEEDS")
+OPTIONS = ("FULL", "SEEDS", "EPSILONS")
 CORES = 2
 
 
 def seeds(full, quick):
     """The seeds of the repeated runs; SEEDS=n asks for another number, where a full run would take days."""
     return range(int(os.environ.get("SEEDS") or (full if FULL else quick)))
+
+
+def epsilons(*default):
+    """The ε of the private runs; EPSILONS="1 4" asks for others."""
+    return tuple(map(float, os.environ.get("EPSILONS", "").split())) or default
 
 
 def progress(label):

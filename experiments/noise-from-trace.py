@@ -12,13 +12,13 @@ import time
 
 import numpy as np
 from _dpvim import ADULT_CLIP, COLOURS, adult, clipped, plan_for, train
-from harness import FULL, claim, finish, parallel, picture, seeds
+from harness import FULL, claim, epsilons, finish, parallel, picture, seeds
 
 from discreet.methods import elbo
 from discreet.posterior import averaging
 
 VARIANTS = ("aligned", "aligned natural")
-EPSILONS = (1.0, 2.0, 4.0, 10.0) if FULL else (1.0, 10.0)
+EPSILONS = epsilons(*((1.0, 2.0, 4.0, 10.0) if FULL else (1.0, 10.0)))
 EPOCHS, LEARNING_RATE = (4000, 1e-3) if FULL else (120, 6e-3)
 REPEATS = len(seeds(50, 10))
 
