@@ -81,6 +81,8 @@ def draw_by(axes, values, label, of):
             error = [e.std() / np.sqrt(len(e)) for e in each]
             axis.errorbar(values, [e.mean() for e in each], error, marker="o", color=COLOURS[variant], label=variant)
         axis.set(xscale="log", ylim=(0, None), xlabel=label, ylabel=f"MPAE of {('means', 's')[part]}")
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.minorticks_off()
 
 
 def draw_path(axes, sd):
