@@ -37,9 +37,9 @@ def test_what_no_mechanism_can_run_is_refused_by_name_and_value(bad):
         dataclasses.replace(PLAN, **bad)
 
 
-def test_a_non_private_plan_has_no_noise_and_a_thousandfold_clip_norm():
+def test_a_non_private_plan_has_no_noise_and_a_hundredfold_clip_norm():
     found = non_private(PLAN)
-    assert (found.noise_multiplier, found.noise_std, found.clip_norm) == (0, 0, 2000)
+    assert (found.noise_multiplier, found.noise_std, found.clip_norm) == (0, 0, 200)
     assert dataclasses.replace(found, noise_multiplier=3.0, clip_norm=2.0) == PLAN
     assert PLAN.noise_std == 6
 
