@@ -290,3 +290,13 @@ def test_halves_that_disagree_are_a_warning():
     (warning,) = unsettled(window)
     assert warning.startswith("split-R̂ exceeds 1.1 for 1 of 3 coordinates of φ (largest ")
     assert f"{window.r_hat[1]:.2f}" in warning
+
+
+def test_windows_that_noise_may_have_chosen_are_a_warning():
+    """The slope through 1000 independent steps of sd 1 has sd √12/√1000 = .11, twice the limit of .05."""
+    trace = np.random.default_rng(5).standard_normal((1000, 40)) * np.r_[1.0, np.full(39, 1e-3)]
+    window = average(of_iterates(trace))
+    assert window.converged.all()
+    assert np.sqrt(12) * window.mean_sd[0] > 0.05
+    (warning,) = (text for text in unsettled(window) if "by chance" in text)
+    assert warning.startswith("1 of 40 coordinates of φ")
