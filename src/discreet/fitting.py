@@ -33,7 +33,7 @@ def fit(
     draws: int = 4000,
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> Posterior:
-    """The noise-aware posterior of `model` given `rows`, at most (epsilon, delta) under zero-out adjacency.
+    """The posterior of `model` given `rows`, noise-aware by default, at most (epsilon, delta) under zero-out adjacency.
 
     Everything that is not given is chosen in public by `planner.choose`. Without `noise` the stream is secure; a
     simulated stream is for studies, and the posterior's guarantee then says that it is not private. Where the trace

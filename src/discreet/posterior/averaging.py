@@ -77,18 +77,24 @@ def average(release: Release, slope: float = SLOPE, shortest: float = SHORTEST) 
 
 
 def noise_aware(
-    rng: np.random.Generator, release: Release, draws: int = 4000, *, spread: Literal["mean", "iterate"] = "mean"
+    rng: np.random.Generator,
+    release: Release,
+    draws: int = 4000,
+    *,
+    spread: Literal["mean", "iterate"] = "mean",
+    window: Average | None = None,
 ) -> np.ndarray:
     """Draws of φ*, shape (…, draws, |φ|): averaged scales, and locations with the noise that privacy left in them.
 
     `spread` says which noise: that of the window's mean, which is what is reported, or that of one iterate (the paper's
     words fit both; the latter is wider by √ of the effective number of steps). It is the Ornstein-Uhlenbeck argument:
     it needs a constant step size, so it holds for Adam once its scaling has settled. The average is unbiased for the
-    optimum only where the loss is quadratic and clipping is rare; unlike the trace solvers this cannot tell.
+    optimum only where the loss is quadratic and clipping is rare; unlike the trace solvers this cannot tell. `window`
+    is the average of the release, where it is already known.
     """
     if spread not in ("mean", "iterate"):
         raise ValueError(f"spread={spread!r} must be mean or iterate")
-    window = average(release)
+    window = window or average(release)
     if not window.converged.all():
         raise TraceError(not_converged(window))
     dim = described_family(release.settings).dim(window.mean)

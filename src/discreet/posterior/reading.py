@@ -37,8 +37,9 @@ def read(
     if how == "last iterate":
         method, z = how, through_q(rng, naive.last_iterate(release, draws), family)
     elif how == "iterate average":
-        method, z = how, through_q(rng, averaging.noise_aware(rng, release, draws), family)
-        warnings += averaging.unsettled(averaging.average(release))
+        window = averaging.average(release)
+        method, z = how, through_q(rng, averaging.noise_aware(rng, release, draws, window=window), family)
+        warnings += averaging.unsettled(window)
     elif release.trace is not None and not np.ptp(release.trace.scale[:, : model.dim], axis=0).any():
         method, z = "noise-aware, dense curvature", dense.noise_aware(rng, release, public_prior(release), draws).z
     else:
