@@ -168,7 +168,7 @@ def test_moments_of_the_iterates_can_be_joined_over_any_blocks(cuts, shift, slop
 def test_a_release_of_a_full_rank_run_is_saved_and_loaded(tmp_path, recipe):
     """An aligned trace has fewer coordinates than its iterates; its settings say which family they are of."""
     plan, query, rows = make("logistic", recipe, num_rows=30, steps=12)
-    saved = loop.run(noise.simulated(2), plan, query, rows, keep_trace=True)
+    saved = loop.run(noise.simulated(2), plan, query, rows, keep="trace")
     loaded = Release.load(saved.save(tmp_path / "release"))
     dim, size = 4, recipe.family.size(4)
     answered = dim if recipe.variant == "aligned" else size
@@ -183,4 +183,4 @@ def test_a_release_of_a_full_rank_run_is_saved_and_loaded(tmp_path, recipe):
 
 
 def test_a_release_has_no_field_for_what_was_not_paid_for():
-    assert set(Release.__dataclass_fields__) == {"plan", "noise", "settings", "blocks", "last", "trace"}
+    assert set(Release.__dataclass_fields__) == {"plan", "noise", "settings", "blocks", "last", "trace", "cross"}

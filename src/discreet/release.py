@@ -38,6 +38,22 @@ class Blocks(NamedTuple):
     yy: Numbers
 
 
+class Cross(NamedTuple):
+    """Products of all coordinates of the points of each block, centred at the block's means: (…, blocks, d, d).
+
+    `xx` is Σ(x − x̄)(x − x̄)ᵀ and `yx` is Σ(y − ȳ)(x − x̄)ᵀ, steps counted alike.
+    """
+
+    xx: Numbers
+    yx: Numbers
+
+
+def multiply(points: Point) -> Cross:
+    """The products of one block of consecutive steps (leading axis of `points`)."""
+    dx, dy = (part - part.mean(0)[None] for part in (points.x, points.y))
+    return Cross(dx.T @ dx, dy.T @ dx)
+
+
 def summarize(points: Point) -> Blocks:
     """The moments of one block of consecutive steps (leading axis of `points`).
 
@@ -68,8 +84,8 @@ class Release:
     """What one plan told the public: trace moments per block, the last iterate, and how it was made.
 
     There is no field for losses, norms, clipped fractions or batch sizes: a diagnostic is a mechanism with a cost.
-    `noise` is "secure" or "simulated"; a simulated release is not private. `trace` is kept only on request. With a
-    leading axis of replicas (simulated studies) every array has it.
+    `noise` is "secure" or "simulated"; a simulated release is not private. `cross` and `trace` are kept only on
+    request. With a leading axis of replicas (simulated studies) every array has it.
     """
 
     plan: Plan
@@ -78,6 +94,7 @@ class Release:
     blocks: Blocks
     last: np.ndarray
     trace: Point | None = None
+    cross: Cross | None = None
 
     def save(self, folder: str | Path) -> Path:
         """Write `release.json` and `arrays.npz` into a new or replaced `folder`, all or nothing."""
@@ -102,7 +119,8 @@ class Release:
         try:
             blocks = Blocks(*(arrays[name] for name in Blocks._fields))
             trace = Point(*(arrays[f"trace_{name}"] for name in Point._fields)) if "trace_x" in arrays else None
-            return cls(Plan(**facts["plan"]), facts["noise"], facts["settings"], blocks, arrays["last"], trace)
+            cross = Cross(arrays["cross_xx"], arrays["cross_yx"]) if "cross_xx" in arrays else None
+            return cls(Plan(**facts["plan"]), facts["noise"], facts["settings"], blocks, arrays["last"], trace, cross)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{folder} is not a release of format {FORMAT}: its plan or arrays are not: {error}"
@@ -110,8 +128,9 @@ class Release:
 
     def _arrays(self) -> dict[str, np.ndarray]:
         arrays = {**self.blocks._asdict(), "last": self.last}
-        if self.trace is not None:
-            arrays |= {f"trace_{name}": value for name, value in self.trace._asdict().items()}
+        for name, kept in (("trace", self.trace), ("cross", self.cross)):
+            if kept is not None:
+                arrays |= {f"{name}_{field}": value for field, value in kept._asdict().items()}
         return arrays
 
 

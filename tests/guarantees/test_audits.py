@@ -162,7 +162,7 @@ def noise_z_scores(answers, std):
 
 
 def noise_answers(plan, num_rows=20, seed=11):
-    release = loop.run(noise.simulated(seed), plan, constant_query(4), one_column(np.zeros(num_rows)), keep_trace=True)
+    release = loop.run(noise.simulated(seed), plan, constant_query(4), one_column(np.zeros(num_rows)), keep="trace")
     return release.trace.y
 
 
@@ -336,8 +336,8 @@ def test_counts_and_rows_give_the_same_law():
         return state, Point(state.phi, answer, answer, jnp.ones_like(answer))
 
     fixed = query._replace(update=still, chance=lambda key: query.chance(jax.random.key(0)))
-    first = loop.run(noise.simulated(1), plan, fixed, rows, keep_trace=True).trace.y
-    second = loop.run(noise.simulated(2), plan, fixed, spread, keep_trace=True).trace.y
+    first = loop.run(noise.simulated(1), plan, fixed, rows, keep="trace").trace.y
+    second = loop.run(noise.simulated(2), plan, fixed, spread, keep="trace").trace.y
     error = np.sqrt((first.var(0) + second.var(0)) / 3000)
     assert (np.abs(first.mean(0) - second.mean(0)) < 5 * error).all()
     assert (np.abs(np.log(first.var(0) / second.var(0))) < 5 * np.sqrt(4 / 3000)).all()
@@ -428,7 +428,7 @@ def exactness(name, recipe, fault=lambda query: query):
     plan = replace(plan, clip_norm=2 * longest_answer(recipe, question, by_draw))
     seen = {"sgd": lambda state: state.phi, "adam": lambda state: state.optimiser[0].mu}[recipe.optimiser]
     asked = fault(query)._replace(last=seen, chance=lambda key: eta)
-    release = loop.run(noise.simulated(1), plan, asked, rows, keep_trace=True)
+    release = loop.run(noise.simulated(1), plan, asked, rows, keep="trace")
     step = (question.phi - release.last) / 1e-4 if recipe.optimiser == "sgd" else release.last / (1 - 0.9)
     limit = rounding(recipe, question, plan.num_rows) * plan.clip_norm / UNITS + 1e-9 * (1 + np.abs(expected))
     answered = release.trace.y.shape[1]
@@ -515,6 +515,6 @@ def test_the_exactness_audit_catches(fault, recipe):
 def test_edges_run(num_rows, rate, limit):
     """One row, one expected row, every row, and batches that are always empty."""
     plan = Plan(num_rows, 30, rate, 1.0, 2.0, limit)
-    release = loop.run(noise.simulated(1), plan, constant_query(2), one_column(np.zeros(num_rows)), keep_trace=True)
+    release = loop.run(noise.simulated(1), plan, constant_query(2), one_column(np.zeros(num_rows)), keep="trace")
     assert np.isfinite(release.trace.y).all()
     assert release.trace.y.shape == (30, 2)

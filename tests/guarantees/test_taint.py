@@ -36,8 +36,8 @@ def test_every_mechanism_is_public(name, recipe):
     plan, query, rows = make(name, recipe)
     with jax.enable_x64(True):
         args, levels = arguments(plan, query, rows)
-        for keep_trace in (False, True):
-            assert_public(partial(loop.chunk, query, keep_trace), args, levels, STEPS)
+        for keep in loop.KEEP:
+            assert_public(partial(loop.chunk, query, keep), args, levels, STEPS)
 
 
 def planted(step):

@@ -19,7 +19,7 @@ def setting():
 
 @pytest.fixture(scope="module")
 def release(setting):
-    return loop.run(noise.simulated(4), *setting, keep_trace=True)
+    return loop.run(noise.simulated(4), *setting, keep="trace")
 
 
 def test_blocks_summarise_the_trace(release):
@@ -80,7 +80,7 @@ def walk(steps, chance=pair, ask=lambda chance, state: chance):
 def test_every_step_has_public_randomness_of_its_own():
     """400 steps in blocks of four: standard normals, no two alike, none of them the noise. False alarms: 2e-6."""
     plan, query, rows = walk(400)
-    release = loop.run(noise.simulated(3), plan, query, rows, keep_trace=True)
+    release = loop.run(noise.simulated(3), plan, query, rows, keep="trace")
     eta, secret = release.trace.x, release.trace.y / plan.noise_std
     assert len(np.unique(eta)) == eta.size
     assert stats.kstest(eta.ravel(), "norm").pvalue > 1e-6
@@ -89,13 +89,13 @@ def test_every_step_has_public_randomness_of_its_own():
 
 def test_randomness_made_ahead_is_what_the_step_would_have_made():
     """`chance` moves work out of the loop and changes no bit."""
-    ahead = loop.run(noise.simulated(3), *walk(20), keep_trace=True)
-    inside = loop.run(noise.simulated(3), *walk(20, lambda key: key, lambda key, state: pair(key)), keep_trace=True)
+    ahead = loop.run(noise.simulated(3), *walk(20), keep="trace")
+    inside = loop.run(noise.simulated(3), *walk(20, lambda key: key, lambda key, state: pair(key)), keep="trace")
     np.testing.assert_array_equal(ahead.trace.x, inside.trace.x)
 
 
 def test_the_same_seed_gives_the_same_release_and_a_trace_only_on_request():
-    traced, untraced = (loop.run(noise.simulated(4), *walk(20), keep_trace=keep) for keep in (True, False))
+    traced, untraced = (loop.run(noise.simulated(4), *walk(20), keep=keep) for keep in ("trace", "blocks"))
     assert untraced.trace is None
     assert traced.trace.x.shape == (20, 2)
     for one, other in zip((*traced.blocks, traced.last), (*untraced.blocks, untraced.last), strict=True):

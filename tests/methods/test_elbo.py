@@ -170,7 +170,7 @@ def test_descent_without_noise_reaches_the_conjugate_posterior():
     plan = Plan(num_rows=20, steps=250, sampling_prob=1.0, clip_norm=64.0, noise_multiplier=0.0)
     settings = elbo.Settings(np.zeros(2), np.array([0.02, 0.01]), "preconditioned", np.array([1.0, 3.0]), draws=10)
     query = elbo.query(NORMAL, plan, settings)
-    release = loop.run(noise.simulated(4), plan, query, store(schema, {"y": y}), keep_trace=True)
+    release = loop.run(noise.simulated(4), plan, query, store(schema, {"y": y}), keep="trace")
     precision = 20 + PRIOR_SD**-2
     assert release.last[0] == pytest.approx(y.sum() / precision, abs=1e-4)
     sd = np.logaddexp(0, release.trace.iterate[125:, 1]).mean()
@@ -188,9 +188,7 @@ def test_full_rank_aligned_descent_finds_the_correlation_that_mean_field_cannot(
     family = Family("full-rank")
     start = elbo.start_at(LINE, 0.2, np.zeros(2), family)
     settings = elbo.Settings(start, 0.01, "aligned", family=family, draws=10)
-    release = loop.run(
-        noise.simulated(4), plan, elbo.query(LINE, plan, settings), store(SCHEMA, columns), keep_trace=True
-    )
+    release = loop.run(noise.simulated(4), plan, elbo.query(LINE, plan, settings), store(SCHEMA, columns), keep="trace")
     np.testing.assert_allclose(release.last[:2], mean, atol=1e-4)
     factors = np.stack([cholesky(family, phi) for phi in release.trace.iterate[150:]])
     covariance, expected = (factors @ factors.transpose(0, 2, 1)).mean(0), np.linalg.inv(precision)

@@ -44,7 +44,7 @@ def test_without_noise_and_clipping_aligned_steps_are_vanilla_steps(family, draw
         plan, query, rows = make(
             "logistic", Recipe(variant, family, "sgd", draws), steps=20, clip_norm=8.0, noise_multiplier=0.0
         )
-        traces.append(loop.run(noise.simulated(7), plan, query, rows, keep_trace=True))
+        traces.append(loop.run(noise.simulated(7), plan, query, rows, keep="trace"))
     vanilla, aligned = traces
     gap = np.abs(vanilla.trace.iterate - aligned.trace.iterate).max(0)
     limit = 1.1 * 20 * 1e-4 * plan.batch_limit * (8.0 / GRID) / 2 * (1 + 5 * draws)
@@ -208,7 +208,7 @@ def test_on_a_quadratic_loss_the_trace_has_the_plans_noise_and_no_other(variant,
     start = np.array(elbo.start_at(LINE, 0.4, optimum + 0.1, family))
     start[4:] = 0.2
     query = elbo.query(LINE, plan, elbo.Settings(start, 1e-4, variant, family=family, draws=draws))
-    trace = loop.run(noise.simulated(8), plan, query, store(SCHEMA, columns), keep_trace=True).trace
+    trace = loop.run(noise.simulated(8), plan, query, store(SCHEMA, columns), keep="trace").trace
     np.testing.assert_allclose(trace.scale, np.sqrt(draws) if variant == "aligned" else 1.0, rtol=1e-14)
 
     def chi_square(x):

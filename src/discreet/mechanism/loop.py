@@ -14,9 +14,10 @@ from discreet.mechanism.rows import Rows
 from discreet.mechanism.sampling import Batches, draw_batches
 from discreet.plan import Plan
 from discreet.query import Numbers, Point, Query
-from discreet.release import Blocks, Release, summarize
+from discreet.release import Blocks, Cross, Release, multiply, summarize
 
 BLOCKS = 100
+KEEP = {"blocks": None, "cross": multiply, "trace": lambda points: points}
 CHUNK_ENTRIES = 2**25
 
 
@@ -41,17 +42,20 @@ def run(
     query: Query,
     rows: Rows,
     *,
-    keep_trace: bool = False,
+    keep: str = "blocks",
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> Release:
-    """The release of `plan.steps` answers to `query`.
+    """The release of `plan.steps` answers to `query`: block moments, and on request products (`keep` = "cross") or
+    every point ("trace").
 
     Guarantee: with secure noise this is `accounting.event(plan)` under zero-out adjacency. `progress` wraps the range
     of blocks and sees their number only.
     """
+    if keep not in KEEP:
+        raise ValueError(f"keep={keep!r} must be one of {', '.join(KEEP)}")
     _check(noise, plan, query, rows)
     with jax.enable_x64(True):
-        one_chunk = partial(chunk, query, keep_trace)
+        one_chunk = partial(chunk, query, keep)
         entries = _check_shapes(query, rows)
         compiled = jax.jit(one_chunk if rows.replicas is None else jax.vmap(one_chunk, in_axes=(None, 0, 0, 0)))
         scales = Scales(np.array(plan.clip_norm), np.array(plan.noise_std))
@@ -63,13 +67,13 @@ def run(
         for index in progress(range(len(lengths))):
             draws = _draw(noise, plan, query, rows, index, lengths[index], keys)
             jax.block_until_ready(state)  # noise for this block was made while the last one ran; go no further ahead
-            state, block, trace = compiled(scales, state, columns, draws)
-            outputs.append((block, trace))
+            state, block, kept = compiled(scales, state, columns, draws)
+            outputs.append((block, kept))
         return _collect(noise, plan, query, state, outputs, 0 if rows.replicas is None else 1)
 
 
-def chunk(query: Query, keep_trace: bool, scales: Scales, state, columns: dict[str, Array], draws: Draws):
-    """Several steps; returns the state, the block's moments and, on request, its points."""
+def chunk(query: Query, keep: str, scales: Scales, state, columns: dict[str, Array], draws: Draws):
+    """Several steps; returns the state, the block's moments and what else is to be kept of its points."""
 
     def step(state, inputs):
         chance, draw = inputs
@@ -81,7 +85,7 @@ def chunk(query: Query, keep_trace: bool, scales: Scales, state, columns: dict[s
         return query.update(state, question, answer)
 
     state, points = jax.lax.scan(step, state, (jax.vmap(query.chance)(draws.keys), draws))
-    return state, summarize(points), points if keep_trace else None
+    return state, summarize(points), KEEP[keep](points) if KEEP[keep] else None
 
 
 def block_lengths(plan: Plan, rows: Rows, entries: int) -> list[int]:
@@ -119,12 +123,14 @@ def _public_keys(noise: Noise, replicas: int | None) -> tuple[Array, Array]:
 
 
 def _collect(noise: Noise, plan: Plan, query: Query, state, outputs, axis: int) -> Release:
-    blocks, traces = zip(*outputs, strict=True)
+    blocks, kept = zip(*outputs, strict=True)
     stacked = Blocks(*(np.stack(field, axis) for field in zip(*blocks, strict=True)))
-    trace = None
-    if traces[0] is not None:
-        trace = Point(*(np.concatenate(field, axis) for field in zip(*traces, strict=True)))
-    return Release(plan, noise.kind, query.settings, stacked, np.asarray(query.last(state)), trace)
+    trace = cross = None
+    if isinstance(kept[0], Point):
+        trace = Point(*(np.concatenate(field, axis) for field in zip(*kept, strict=True)))
+    elif isinstance(kept[0], Cross):
+        cross = Cross(*(np.stack(field, axis) for field in zip(*kept, strict=True)))
+    return Release(plan, noise.kind, query.settings, stacked, np.asarray(query.last(state)), trace, cross)
 
 
 def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
