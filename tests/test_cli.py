@@ -108,6 +108,9 @@ def assert_refused(capsys, folder, reason, *arguments, **options):
         ("t.csv", {"--out": "t.csv/out"}, "out=t.csv/out cannot be written"),
         ("t.csv", {"--out": "/proc/nowhere/out"}, "cannot be written"),
         ("t.csv", {"--bogus": "1"}, "--bogus"),
+        ("t.csv", {"--solver": "gibbs"}, "solver='gibbs' must be one of full, exact, nuts, laplace"),
+        ("t.csv", {"--reading": "median"}, "reading='median' must be one of noise-aware"),
+        ("t.csv", {"--reading": "last iterate", "--solver": "exact"}, "solves nothing"),
     ],
 )
 def test_fit_refuses_before_any_row_is_asked(here, capsys, monkeypatch, table, changes, reason):

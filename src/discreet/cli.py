@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -116,6 +116,8 @@ def fit(
     delta: Annotated[float, typer.Option(help="privacy budget δ, well below one over the number of rows")],
     out: Annotated[Path, typer.Option(help="folder for the results; must not exist")],
     covariates: Annotated[str | None, typer.Option(help="comma-separated; all other columns if not given")] = None,
+    reading: Annotated[str, typer.Option(help="noise-aware, iterate average or last iterate")] = "noise-aware",
+    solver: Annotated[str | None, typer.Option(help="full, exact, nuts or laplace; chosen if not given")] = None,
     simulate: Annotated[int | None, typer.Option(help="a seed: a rehearsal with known noise, NOT private")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ):
@@ -126,17 +128,19 @@ def fit(
     from discreet.families.glm import glm
     from discreet.fitting import encode, simulated
     from discreet.fitting import fit as run_fit
+    from discreet.posterior.reading import Options
     from discreet.report.folder import save_run
     from discreet.report.page import page
     from discreet.schema import Schema
 
     _refuse_unwritable(out)
+    asked: dict[str, Any] = {"reading": reading, "options": Options(solver=solver)}  # pyright: ignore[reportArgumentType]
     declared = Schema.load(schema)
     model = glm(family, outcome, _covariates(covariates, outcome, declared), declared)
     rows = encode(table, declared.select(model.columns))
     _warn_of_delta(delta, rows.num_rows)
     noise = None if simulate is None else simulated(simulate)
-    posterior = run_fit(model, rows, epsilon=epsilon, delta=delta, noise=noise, progress=_progress("asking"))
+    posterior = run_fit(model, rows, epsilon=epsilon, delta=delta, noise=noise, progress=_progress("asking"), **asked)
     try:
         save_run(out, posterior, page(f"{family.capitalize()} regression of {outcome}", posterior))
     except (OSError, ValueError) as error:

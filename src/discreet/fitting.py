@@ -9,14 +9,17 @@ from discreet.mechanism import noise as streams
 from discreet.mechanism.rows import Rows, encode
 from discreet.methods import elbo
 from discreet.model import Model
-from discreet.posterior import dense
-from discreet.posterior.reading import Reading, check_reading, naive_posterior, read
+from discreet.posterior import full
+from discreet.posterior.reading import DEFAULTS, Options, Reading, check_reading, naive_posterior, read
+from discreet.posterior.sums import fewest_steps
 from discreet.posterior.trace import TraceError
 from discreet.posterior.types import Posterior
 
 run = loop.run
 secure = streams.secure
 simulated = streams.simulated
+
+MOST_POINTS = 2**26
 
 __all__ = ["Rows", "encode", "fit", "naive_posterior", "run", "secure", "simulated"]
 
@@ -30,6 +33,7 @@ def fit(
     choice: planner.Choice | None = None,
     noise: streams.Noise | None = None,
     reading: Reading = "noise-aware",
+    options: Options = DEFAULTS,
     draws: int = 4000,
     progress: Callable[[range], Iterable[int]] = iter,
 ) -> Posterior:
@@ -39,21 +43,29 @@ def fit(
     simulated stream is for studies, and the posterior's guarantee then says that it is not private. Where the trace
     cannot be read as asked, the release is not lost: the `TraceError` has it as `release`.
     """
-    check_reading(reading)
+    check_reading(reading, options)
     choice = choice or planner.choose(model, rows.schema, rows.num_rows, epsilon, delta)
+    check_reading(reading, options, choice.settings.family)
     noise = noise or streams.secure()
     paid = guarantee(choice.plan, delta, noise.kind)
     if not paid.epsilon <= epsilon:  # so that nan is refused, too
         raise ValueError(f"this plan costs ε = {paid.epsilon:.4g}, more than epsilon={epsilon}: calibrate it first")
-    if 0.8 * choice.plan.steps < dense.fewest_steps(model.dim):
+    if 0.8 * choice.plan.steps < fewest_steps(model.dim):
         raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")
     query = elbo.query(model, choice.plan, choice.settings)
     query = query._replace(settings={**query.settings, **choice.facts()})
-    keep_trace = model.dim <= dense.MOST_PARAMETERS
-    release = loop.run(noise, choice.plan, query, rows, keep_trace=keep_trace, progress=progress)
+    release = loop.run(noise, choice.plan, query, rows, keep=_keep(model, choice), progress=progress)
     try:
-        return read(release, model, paid, reading, schema=rows.schema, draws=draws)
+        return read(release, model, paid, reading, options=options, schema=rows.schema, draws=draws)
     except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
         kept = TraceError(f"{error}. The budget is spent, but this error keeps its .release: read it another way")
         kept.release = release
         raise kept from error
+
+
+def _keep(model: Model, choice: planner.Choice) -> str:
+    """What a dense curvature needs of the trace: every point, or products of coordinates where points are too many."""
+    if model.dim > full.MOST_PARAMETERS:
+        return "blocks"
+    points = choice.plan.steps * 4 * choice.settings.family.size(model.dim)
+    return "trace" if points <= MOST_POINTS else "cross"

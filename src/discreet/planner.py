@@ -11,7 +11,7 @@ from discreet.methods import elbo
 from discreet.methods.gaussian import antithetic
 from discreet.model import Model, prior_moments, simulate_table
 from discreet.plan import Plan, default_batch_limit
-from discreet.posterior import dense
+from discreet.posterior import full
 from discreet.schema import Categorical, Numeric, Schema
 
 TABLES, ROWS_PER_TABLE = 64, 512
@@ -26,7 +26,7 @@ class Choice(NamedTuple):
 
     plan: Plan
     settings: elbo.Settings
-    prior: dense.Prior
+    prior: full.Prior
     reasons: tuple[str, ...]
 
     def facts(self) -> dict:
@@ -75,7 +75,7 @@ def choose(
     settings = elbo.Settings(
         elbo.start_at(model, sd, prior_mean), learning_rate, "preconditioned", precondition, draws=draws
     )
-    return Choice(plan, settings, dense.Prior(prior_mean, prior_sd, sd**-2), _reasons(plan, model))
+    return Choice(plan, settings, full.Prior(prior_mean, prior_sd, sd**-2), _reasons(plan, model))
 
 
 def simulate_rows(model: Model, schema: Schema, seed: int = 0) -> PriorRows:

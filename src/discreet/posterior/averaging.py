@@ -55,16 +55,29 @@ def average(release: Release, slope: float = SLOPE, shortest: float = SHORTEST) 
     """
     if not 0 < shortest <= 1:
         raise ValueError(f"shortest={shortest} must lie in (0, 1]")
-    blocks: Blocks = Blocks(*(np.asarray(field, np.float64) for field in release.blocks))
-    _check(blocks)
-    tails, origin = _tails(blocks), np.asarray(blocks.mean)[..., -1, :]
+    blocks = _blocks(release)
+    tails = _tails(blocks)
     long_enough = tails.steps >= np.maximum(FEWEST_STEPS, shortest * tails.steps[..., :1, :])
     long_enough[..., -1, :] = False  # one block has no halves to compare
     flat = long_enough & (np.abs(tails.slope) < slope)
-    converged = flat.any(-2)
+    converged = np.asarray(flat.any(-2))
     last = np.broadcast_to(long_enough.sum(-2) - 1, converged.shape)
-    first = np.where(converged, flat.argmax(-2), last)
-    chosen = _Tails(*(_pick(field, first) for field in tails))
+    return _average(blocks, tails, np.where(converged, flat.argmax(-2), last), converged)
+
+
+def tail_average(release: Release, burn_in: float = 0.2) -> Average:
+    """The same over the steps after the first share `burn_in`, converged or not."""
+    blocks = _blocks(release)
+    first = round(burn_in * blocks.mean.shape[-2])
+    if first > blocks.mean.shape[-2] - 2:
+        raise TraceError(f"burn_in={burn_in} leaves fewer than two blocks to average over")
+    shape = (*blocks.mean.shape[:-2], blocks.mean.shape[-1])
+    return _average(blocks, _tails(blocks), np.full(shape, first), np.full(shape, True))
+
+
+def _average(blocks: Blocks, tails: "_Tails", first: np.ndarray, converged: np.ndarray) -> Average:
+    """What the tails from each coordinate's `first` block say; NaN where they have not converged."""
+    chosen, origin = _Tails(*(_pick(field, first) for field in tails)), np.asarray(blocks.mean)[..., -1, :]
     where = np.where(converged, 1.0, np.nan)
     return Average(
         mean=where * (origin + chosen.mean),
@@ -74,6 +87,19 @@ def average(release: Release, slope: float = SLOPE, shortest: float = SHORTEST) 
         slope=chosen.slope,
         r_hat=_split_r_hat(tails, first),
     )
+
+
+def inside(release: Release, dim: int | None = None) -> np.ndarray:
+    """Which blocks lie in the window of each of the first `dim` coordinates, shape (…, blocks, dim).
+
+    Without `dim`: of each coordinate that rows answered.
+    """
+    steps, dim = np.asarray(release.blocks.steps), dim or release.blocks.mean_x.shape[-1]
+    window = Average(*(part[..., :dim] for part in average(release)))
+    if not window.converged.all():
+        raise TraceError(not_converged(window) + "; or leave out a fixed share with burn_in=0.2")
+    left = np.flip(np.cumsum(np.flip(steps, -2), -2), -2)
+    return left <= window.steps[..., None, :]
 
 
 def noise_aware(
@@ -138,7 +164,8 @@ def unsettled(window: Average) -> list[str]:
     return warnings
 
 
-def _check(blocks: Blocks) -> None:
+def _blocks(release: Release) -> Blocks:
+    blocks: Blocks = Blocks(*(np.asarray(field, np.float64) for field in release.blocks))
     steps = blocks.steps.sum(-2).min()
     if steps < FEWEST_STEPS or blocks.mean.shape[-2] < 2:
         raise TraceError(
@@ -151,6 +178,7 @@ def _check(blocks: Blocks) -> None:
             f"the iterates of coordinates {bad[:10].tolist()} exploded, beyond {HUGE:g} or all numbers; lower the "
             "learning rate, or start from a smaller sd"
         )
+    return blocks
 
 
 def _tails(blocks: Blocks) -> _Tails:

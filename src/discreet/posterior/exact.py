@@ -1,128 +1,138 @@
-"""The noise-aware posterior of φ* under y_t = κA(φ_t − φ*) + noise with diagonal A, without Monte Carlo chains.
+"""The trace model solved without Monte Carlo chains, for a diagonal curvature.
 
-Given the curvature a, φ* is Gaussian; a itself has a one-dimensional density. Each coordinate is drawn by inverting
-that density on a grid, then φ* given a. The cost does not depend on the number of steps.
+Given the curvature a and the variance w, φ* is Gaussian; a and w have a density in one or two dimensions, which is put
+on a grid. The cost does not depend on the number of steps.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
-from discreet.posterior.trace import Moments, tail
-from discreet.release import Release
+from discreet.posterior.trace_model import (
+    Solution,
+    TraceModel,
+    coordinate,
+    estimate,
+    flattened,
+    optimum_given,
+    softplus_inverse,
+)
 
-GRID = 512
+CURVATURES, VARIANCES = 300, 12
+LOOKS, LOOK, FLAT, NEGLIGIBLE = 5, 120, 1e-6, 40.0
 
 
-class TracePrior(NamedTuple):
-    """Priors of the trace model: v ~ N(curvature_mean, curvature_sd²), a = softplus(v); φ* ~ N(centre, centre_sd²)."""
+class Grid(NamedTuple):
+    """Curvatures and variances with their probabilities, shape (variances, curvatures, …, d); the latter sum to 1."""
 
-    curvature_mean: np.ndarray
-    curvature_sd: np.ndarray
-    centre: np.ndarray
-    centre_sd: np.ndarray
+    v: np.ndarray
+    variance: np.ndarray
+    mass: np.ndarray
 
 
-def noise_aware(
-    rng: np.random.Generator,
-    release: Release,
-    draws: int = 4000,
-    *,
-    burn_in: float = 0.2,
-    centre: np.ndarray | None = None,
-    centre_sd: float | np.ndarray = 1.0,
-    extra_noise: bool = True,
-    paper_prior: bool = False,
-) -> np.ndarray:
-    """`draws` exact draws of φ*, shape (…, draws, d).
+def solve(rng: np.random.Generator, model: TraceModel, draws: int = 4000) -> Solution:
+    """`draws` independent draws, shape (…, draws, d)."""
+    shape, flat = model.moments.xx.shape, flattened(model)
+    found = grid(flat)
+    drawn = np.empty((3, len(flat.known), draws))
+    for spot in range(len(flat.known)):  # one by one they stay in the processor's cache
+        v, variance = _draw(rng, found, spot, draws)
+        a = np.logaddexp(0, v)
+        mean, precision = optimum_given(coordinate(flat, spot), a, variance)
+        drawn[:, spot] = mean + rng.standard_normal(draws) / np.sqrt(precision), a, variance
+    optimum, curvature, variance = np.swapaxes(drawn.reshape(3, *shape, draws), -1, -2)
+    return Solution(optimum, curvature, variance, {})
 
-    Without `centre` the prior of φ* is centred at the trace's own mean, as in NA-DPVI (H.3): that uses the trace twice,
-    and undercovers where privacy's noise is as wide as `centre_sd`. Give the model's prior mean where it is known.
-    `extra_noise`: where the residuals of the trace exceed the noise that the plan added (subsampling, a loss that is
-    not quadratic), their variance is used instead. `paper_prior` centres v at the estimate of a, as NA-DPVI prints it.
+
+def moments_of_optimum(model: TraceModel) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sd of φ*, by quadrature."""
+    found = grid(model)
+    mean, precision = optimum_given(model, np.logaddexp(0, found.v), found.variance)
+    centre = (found.mass * mean).sum((0, 1))
+    return centre, np.sqrt((found.mass * ((mean - centre) ** 2 + 1 / precision)).sum((0, 1)))
+
+
+def probability_below(model: TraceModel, phi: np.ndarray) -> np.ndarray:
+    """P(φ* < phi) for `phi` of shape (…, d), by quadrature."""
+    found = grid(model)
+    mean, precision = optimum_given(model, np.logaddexp(0, found.v), found.variance)
+    return (found.mass * special.ndtr((phi - mean) * np.sqrt(precision))).sum((0, 1))
+
+
+def log_density(model: TraceModel, v, variance) -> np.ndarray:
+    """log p(trace | v, w), φ* integrated out, up to a constant."""
+    seen, prior = model.moments, model.prior
+    slope = model.rate * np.logaddexp(0, v)
+    rss = seen.yy + slope * (slope * seen.xx - 2 * seen.xy)
+    total = variance / seen.weight + (slope * prior.centre_sd) ** 2
+    offset = seen.mean_y - slope * (seen.mean_x - prior.centre)
+    return -0.5 * (rss / variance + offset**2 / total + np.log(total) + (seen.steps - 1) * np.log(variance))
+
+
+def grid(model: TraceModel) -> Grid:
+    """The posterior of (v, w) on a grid that holds its mass.
+
+    Below the first v the curvature is too small to matter: what lies there is lumped onto it.
     """
-    moments = tail(release, burn_in)
-    rate = release.plan.sampling_prob
-    variance = noise_variance(moments, release.plan.noise_std**2, extra_noise)
-    prior = trace_prior(moments, rate, variance, centre_sd, paper_prior)
-    if centre is not None:
-        prior = prior._replace(centre=np.broadcast_to(centre, prior.centre.shape))
-    curvature = _draw_curvature(rng, moments, rate, variance, prior, draws)
-    mean, precision = centre_given_curvature(curvature, _spread(moments), variance[..., None, :], _spread(prior), rate)
-    return mean + rng.standard_normal(mean.shape) / np.sqrt(precision)
+    log_a = _log_curvatures(model)
+    v, variance, prior = softplus_inverse(np.exp(log_a))[None], _variances(model)[:, None], model.prior
+    log_prior = _log_prior(model, log_a)[None] + np.log(log_a[1] - log_a[0])
+    low = (v[:, :1] - prior.curvature_mean) / prior.curvature_sd
+    beneath = np.log(prior.curvature_sd * np.sqrt(2 * np.pi)) + special.log_ndtr(low)
+    log_prior[:, :1] = np.logaddexp(log_prior[:, :1] - np.log(2), beneath)
+    log_mass = log_density(model, v, variance) + log_prior
+    mass = np.exp(log_mass - log_mass.max((0, 1)))
+    return Grid(v, variance, mass / mass.sum((0, 1)))
 
 
-def noise_variance(moments: Moments, known: float, extra_noise: bool) -> np.ndarray:
-    """Variance of y per unit weight: the plan's, or the residual variance of the fitted line where that is larger."""
-    residual = (moments.yy - moments.xy**2 / moments.xx) / (moments.steps - 2)
-    return np.maximum(known, residual) if extra_noise else np.full_like(moments.xx, known)
+def _log_prior(model: TraceModel, log_a) -> np.ndarray:
+    """log prior of log a: that of v, and dv/d log a."""
+    a, prior = np.exp(log_a), model.prior
+    jacobian = log_a - np.log(-np.expm1(-a))
+    return jacobian - 0.5 * ((softplus_inverse(a) - prior.curvature_mean) / prior.curvature_sd) ** 2
 
 
-def trace_prior(moments: Moments, rate: float, variance, centre_sd, paper_prior: bool = False) -> TracePrior:
-    """NA-DPVI's priors (H.3), with v centred at softplus⁻¹(â) and its delta-method sd unless `paper_prior`."""
-    estimate = np.abs(moments.xy) / (rate * moments.xx)
-    sd = np.sqrt(variance / moments.xx) / rate
-    if paper_prior:
-        mean = estimate
-    else:
-        estimate = np.maximum(estimate, 1e-3 * sd)
-        mean, sd = softplus_inverse(estimate), sd / -np.expm1(-estimate)
-    return TracePrior(mean, sd, moments.mean_x, np.broadcast_to(centre_sd, mean.shape).astype(float))
+def _log_curvatures(model: TraceModel) -> np.ndarray:
+    """Equally spaced log a, (CURVATURES, …, d), wherever the density is above e^−NEGLIGIBLE of its peak.
+
+    Small curvatures, at which φ* may be anywhere, are seen as sharply as large ones. The peak is found by looking
+    closer, `LOOKS` times, at where the density is high.
+    """
+    seen, prior, variance = model.moments, model.prior, model.variance
+    found, sd = estimate(seen, model.rate, variance)
+    matters = np.sqrt(variance / seen.weight) / (model.rate * prior.centre_sd)
+    low = np.log(FLAT * np.minimum(sd, matters))
+    high = np.log(np.maximum(np.maximum(found, 0) + 9 * sd, prior.curvature_mean + 9 * prior.curvature_sd))
+    high = np.maximum(high, low + 1)
+    for _ in range(LOOKS):
+        u = np.linspace(low, high, LOOK)
+        height = log_density(model, softplus_inverse(np.exp(u)), variance) + _log_prior(model, u)
+        high_enough = height > height.max(0) - NEGLIGIBLE
+        first = np.maximum(high_enough.argmax(0) - 1, 0)
+        last = np.minimum(LOOK - high_enough[::-1].argmax(0), LOOK - 1)
+        low, high = (np.take_along_axis(u, place[None], 0)[0] for place in (first, last))
+    return np.linspace(low, high, CURVATURES)
 
 
-def log_density(v, moments: Moments, variance, prior: TracePrior, rate: float) -> np.ndarray:
-    """log p(v | trace) up to a constant, φ* integrated out."""
-    slope = rate * np.logaddexp(0, v)
-    rss = moments.yy - 2 * slope * moments.xy + slope**2 * moments.xx
-    total = variance / moments.weight + (slope * prior.centre_sd) ** 2
-    offset = moments.mean_y - slope * (moments.mean_x - prior.centre)
-    fit = -rss / (2 * variance) - 0.5 * np.log(total) - offset**2 / (2 * total)
-    return fit - 0.5 * ((v - prior.curvature_mean) / prior.curvature_sd) ** 2
+def _variances(model: TraceModel) -> np.ndarray:
+    """What is known, or `VARIANCES` values above it, equally spaced in log w: the density ∝ 1/w is flat there."""
+    if not model.learned:
+        return model.known[None]
+    sd = np.sqrt(2 / model.moments.steps)
+    low = np.log(np.maximum(model.known, model.variance * np.exp(-5 * sd)))
+    cells = np.linspace(low, np.log(model.variance) + 5 * sd, VARIANCES + 1)
+    return np.exp((cells[1:] + cells[:-1]) / 2)
 
 
-def centre_given_curvature(a, moments: Moments, variance, prior: TracePrior, rate: float):
-    """Mean and precision of φ* given the curvature a."""
-    information = moments.weight * rate * a / variance
-    precision = prior.centre_sd**-2 + information * rate * a
-    mean = (prior.centre * prior.centre_sd**-2 + information * (rate * a * moments.mean_x - moments.mean_y)) / precision
-    return mean, precision
-
-
-def softplus_inverse(a):
-    """v with softplus(v) = a."""
-    return a + np.log(-np.expm1(-a))
-
-
-def _draw_curvature(rng, moments: Moments, rate: float, variance, prior: TracePrior, draws: int) -> np.ndarray:
-    grid = _curvature_grid(moments, rate, variance, prior)
-    log_mass = log_density(grid, moments, variance, prior, rate) + np.log(np.gradient(grid, axis=0))
-    low = prior.curvature_sd * np.sqrt(2 * np.pi) * special.ndtr((grid[0] - prior.curvature_mean) / prior.curvature_sd)
-    tail_mass = log_density(grid[0], moments, variance, prior._replace(curvature_sd=np.inf), rate) + np.log(
-        low + 1e-300
-    )
-    log_mass[0] = np.logaddexp(log_mass[0], tail_mass)
-    mass = np.exp(log_mass - log_mass.max(0))
-    cdf = np.cumsum(mass, 0)
-    cdf = (cdf - 0.5 * mass) / cdf[-1]
-    uniform = rng.random((draws, *cdf.shape[1:]))
-    v = np.empty_like(uniform)
-    for place in np.ndindex(cdf.shape[1:]):
-        inside = (slice(None), *place)
-        v[inside] = np.interp(uniform[inside], cdf[inside], grid[inside])
-    return np.moveaxis(np.logaddexp(0, v), 0, -2)
-
-
-def _curvature_grid(moments: Moments, rate: float, variance, prior: TracePrior) -> np.ndarray:
-    """Points in v that hold the mass; below the first, a is too small to matter and its mass is lumped there."""
-    sd = np.sqrt(variance / moments.xx) / rate
-    flat = 1e-3 * np.minimum(sd, np.sqrt(variance / moments.weight) / (rate * prior.centre_sd))
-    low = np.maximum(prior.curvature_mean - 8 * prior.curvature_sd, softplus_inverse(flat))
-    estimate = np.abs(moments.xy) / (rate * moments.xx)
-    high = np.maximum(softplus_inverse(estimate + 8 * sd), low + 1e-6)
-    return np.linspace(low, high, GRID)
-
-
-def _spread(part: Any) -> Any:
-    """Every field with an axis for draws."""
-    return type(part)(*(np.asarray(value)[..., None, :] for value in part))
+def _draw(rng: np.random.Generator, found: Grid, spot: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draws of (v, w) of one coordinate: w from its cells, v between the points of the grid."""
+    mass, points = found.mass[:, :, spot], found.v[0, :, spot]
+    cells, count = mass.shape
+    of_cell = mass.sum(1)
+    below = (np.cumsum(mass, 1) - mass / 2) / np.maximum(of_cell[:, None], 1e-300)
+    below += np.arange(cells)[:, None]  # cell by cell, one increasing line
+    cell = np.searchsorted(np.cumsum(of_cell[:-1]) / of_cell.sum(), rng.random(draws))
+    place = np.clip(cell + rng.random(draws), below[cell, 0], below[cell, count - 1])
+    v = np.interp(place, below.ravel(), np.tile(points, cells))
+    return v, found.variance[:, 0, spot][cell]

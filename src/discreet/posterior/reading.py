@@ -1,20 +1,44 @@
 """From a release to a posterior: which meaning of the answers is used, in one place."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from discreet.accounting import Guarantee
 from discreet.methods.elbo import described_family
+from discreet.methods.gaussian import MEAN_FIELD, Family
 from discreet.model import Model
-from discreet.posterior import averaging, dense, exact, naive
-from discreet.posterior.trace import tail, tail_mean
+from discreet.posterior import averaging, diagnostics, exact, full, laplace, naive, nuts
+from discreet.posterior.trace import TraceError, tail
+from discreet.posterior.trace_model import BurnIn, Solution, Subsampling, TracePrior, check_choices, trace_model
 from discreet.posterior.types import Posterior, from_draws, through_q
 from discreet.release import Release
 from discreet.schema import Schema
 
 Reading = Literal["noise-aware", "iterate average", "last iterate"]
-FAR = 3.0
+Solver = Literal["full", "exact", "nuts", "laplace"]
+DIAGONAL = {"exact": exact.solve, "nuts": nuts.solve, "laplace": laplace.solve}
+_NO_DIAGONAL = (
+    "solver='{}' has a diagonal curvature, and the scales of a {} family have none: keep the trace and use "
+    "solver='full', which reads their covariance from the locations"
+)
+FAR, LARGEST_R_HAT, LARGEST_DRIFT = 3.0, 1.05, 1.0
+
+
+class Options(NamedTuple):
+    """How the trace model is set up and solved; see `trace_model` and `full.solve`.
+
+    Without `solver`: "full" where the release kept what it needs, else "exact". Without `prior`: H.3's curvature, and
+    the model's own prior for φ*; "full" has its own and takes none.
+    """
+
+    solver: Solver | None = None
+    burn_in: BurnIn = 0.2
+    prior: str | TracePrior | None = None
+    subsampling: Subsampling = "learned"
+
+
+DEFAULTS = Options()
 
 
 def read(
@@ -23,52 +47,66 @@ def read(
     guarantee: Guarantee,
     how: Reading = "noise-aware",
     *,
+    options: Options = DEFAULTS,
     schema: Schema | None = None,
     draws: int = 4000,
 ) -> Posterior:
     """The posterior that a release of `fit` stands for; costs no privacy, however often it is read.
 
-    Noise-aware readings use a dense curvature where the release kept its trace and its noise is the same at every step,
-    else a diagonal one. The iterate average is DPVIm's: converged tails, with the noise left in their means.
+    Noise-aware readings solve the trace model as `options` say. The iterate average is DPVIm's: converged tails, with
+    the noise left in their means.
     """
-    check_reading(how)
-    rng = np.random.default_rng()
-    family, warnings = described_family(release.settings), far_from_prior(release, model)
+    family = described_family(release.settings)
+    check_reading(how, options, family)
+    rng, said = np.random.default_rng(), far_from_prior(release, model)
+    facts: dict[str, Any] = {}
     if how == "last iterate":
         method, z = how, through_q(rng, naive.last_iterate(release, draws), family)
     elif how == "iterate average":
         window = averaging.average(release)
         method, z = how, through_q(rng, averaging.noise_aware(rng, release, draws, window=window), family)
-        warnings += averaging.unsettled(window)
-    elif release.trace is not None and not np.ptp(release.trace.scale[:, : model.dim], axis=0).any():
-        method, z = "noise-aware, dense curvature", dense.noise_aware(rng, release, public_prior(release), draws).z
+        said += averaging.unsettled(window)
     else:
-        method, z = "noise-aware, diagonal curvature", through_q(rng, _diagonal(rng, release, model, draws), family)
+        options = options._replace(solver=options.solver or default_solver(release, model))
+        method, z, report = _noise_aware(rng, release, model, options, draws)
+        found = diagnostics.diagnose(release, among=model.dim)
+        said += diagnostics.warnings(found, parameter_names(model), options.solver == "full") + _unmixed(report)
+        facts["diagnostics"] = diagnostics.records(found, parameter_names(model))
     info = {
         "method": method,
         "plan": release.plan.to_dict(),
         "reasons": list(release.settings.get("reasons", ())),
-        "warnings": warnings,
+        "warnings": said,
+        **facts,
     }
     return from_draws(z, model, guarantee, info=info, schema=schema, release=release)
 
 
-def check_reading(how: str) -> None:
-    """Refuse a reading that is not one, before anything is spent on it."""
+def check_reading(how: str, options: Options = DEFAULTS, family: Family = MEAN_FIELD) -> None:
+    """Refuse a reading that is not one, or that the family has no use for, before anything is spent on it."""
     if how not in get_args(Reading):
         raise ValueError(f"reading={how!r} must be one of {', '.join(get_args(Reading))}")
+    if options.solver not in (None, *get_args(Solver)):
+        raise ValueError(f"solver={options.solver!r} must be one of {', '.join(get_args(Solver))}")
+    if options.solver and how != "noise-aware":
+        raise ValueError(f"solver={options.solver!r} is for noise-aware readings; the {how} solves nothing")
+    if options.solver == "full" and options.prior is not None:
+        raise ValueError("solver='full' has the public prior of the release and takes no prior of the trace model")
+    if options.solver in DIAGONAL and family.name != "mean-field":
+        raise ValueError(_NO_DIAGONAL.format(options.solver, family.name))
+    check_choices(options.burn_in, options.prior or "H.3", options.subsampling)
 
 
-def _diagonal(rng: np.random.Generator, release: Release, model: Model, draws: int) -> np.ndarray:
-    """Draws of φ* with a diagonal curvature; coordinates that rows were not asked about stand at their tail mean."""
-    answered = release.blocks.mean_x.shape[-1]
-    spread = np.ones(answered)
-    spread[: model.dim] = public_prior(release).sd
-    phi = exact.noise_aware(
-        rng, release, draws, centre=np.asarray(release.settings["start"])[:answered], centre_sd=spread
-    )
-    rest = tail_mean(release)[answered:]
-    return np.concatenate([phi, np.broadcast_to(rest, (draws, len(rest)))], -1)
+def default_solver(release: Release, model: Model) -> Solver:
+    """ "full" where the release kept what it needs and the model is small enough, else "exact"."""
+    kept = release.trace is not None or (release.cross is not None and not _noise_changes(release))
+    return "full" if kept and model.dim <= full.MOST_PARAMETERS else "exact"
+
+
+def parameter_names(model: Model) -> list[str]:
+    """A name for each coordinate of z."""
+    names = model.labels.get("coefficients", ())
+    return [str(names[place]) if place < len(names) else f"z[{place}]" for place in range(model.dim)]
 
 
 def naive_posterior(posterior: Posterior) -> Posterior:
@@ -89,18 +127,76 @@ def far_from_prior(release: Release, model: Model) -> list[str]:
     prior = public_prior(release)
     settled = tail(release).mean_x[: model.dim]
     distance = np.abs(settled - prior.mean) / prior.sd
-    names = model.labels.get("coefficients", ())
+    names = parameter_names(model)
     return [
-        f"{names[place] if place < len(names) else f'z[{place}]'}: the steps settled {distance[place]:.1f} prior sds "
-        "from the prior's centre, so its prior is too narrow for this table and its interval may miss; widen the prior"
+        f"{names[place]}: the steps settled {distance[place]:.1f} prior sds from the prior's centre, so its prior is "
+        "too narrow for this table and its interval may miss; widen the prior"
         for place in np.flatnonzero(distance > FAR)
     ]
 
 
-def public_prior(release: Release) -> dense.Prior:
+def public_prior(release: Release) -> full.Prior:
     """What the release says was known of each parameter before any row was asked."""
     if "prior" not in release.settings:
-        raise ValueError(
-            "this release does not say what its prior was: read it with posterior.dense or posterior.exact"
+        raise ValueError("this release does not say what its prior was: read it with posterior.full or posterior.exact")
+    return full.Prior(**{name: np.asarray(values) for name, values in release.settings["prior"].items()})
+
+
+def around_locations(rng: np.random.Generator, found: Solution, prior_sd: np.ndarray) -> np.ndarray:
+    """Draws of z from draws of its location and curvature: at a mean-field optimum sd = a^−½, and never above the
+    prior's.
+    """
+    sd = np.minimum(found.curvature**-0.5, prior_sd)
+    return found.optimum + sd * rng.standard_normal(sd.shape)
+
+
+def _noise_aware(rng, release: Release, model: Model, options: Options, draws: int) -> tuple[str, np.ndarray, Any]:
+    """The method's name, draws of z, and the solver's report."""
+    if options.solver == "full":
+        found = full.solve(
+            rng, release, public_prior(release), draws, burn_in=options.burn_in, subsampling=options.subsampling
         )
-    return dense.Prior(**{name: np.asarray(values) for name, values in release.settings["prior"].items()})
+        return "noise-aware, dense curvature", found.z, found.report
+    return _diagonal(rng, release, model, options, draws)
+
+
+def _diagonal(rng, release: Release, model: Model, options: Options, draws: int) -> tuple[str, np.ndarray, Any]:
+    """The same with a diagonal curvature.
+
+    Where rows answered about locations alone (aligned), no trace speaks of the scales: at a mean-field optimum they are
+    known all the same, because there 1/sd² is the curvature of the location.
+    """
+    family, prior, solver = described_family(release.settings), public_prior(release), options.solver or "exact"
+    if family.name != "mean-field":
+        raise TraceError(_NO_DIAGONAL.format(solver, family.name))
+    answered = release.blocks.mean_x.shape[-1]
+    spread = np.ones(answered)
+    spread[: model.dim] = prior.sd
+    problem = trace_model(
+        release,
+        burn_in=options.burn_in,
+        prior=options.prior or "H.3",
+        centre=np.asarray(release.settings["start"])[:answered],
+        centre_sd=spread,
+        subsampling=options.subsampling,
+    )
+    found = DIAGONAL[solver](rng, problem, draws)
+    name = f"noise-aware, diagonal curvature{'' if solver == 'exact' else f' ({solver})'}"
+    if answered > model.dim:
+        return name, through_q(rng, found.optimum, family), found.report
+    return name, around_locations(rng, found, prior.sd), found.report
+
+
+def _noise_changes(release: Release) -> bool:
+    each = np.asarray(release.blocks.weight) / np.asarray(release.blocks.steps)
+    return bool((np.ptp(each, axis=-2) > 1e-9 * each[..., 0, :]).any())
+
+
+def _unmixed(report) -> list[str]:
+    if report.get("r_hat", 1.0) > LARGEST_R_HAT:
+        return [
+            f"the solver's chains disagree (R̂ = {report['r_hat']:.2f}): its intervals are rough; use solver='exact'"
+        ]
+    if report.get("drift", 0.0) > LARGEST_DRIFT:
+        return [f"the solver's chains had not settled (drift {report['drift']:.1f} sds): its intervals are rough"]
+    return []

@@ -1,4 +1,4 @@
-"""Trace statistics: the moments of a tail of the trace, joined from blocks."""
+"""Trace statistics: the moments of a part of the trace, joined from blocks."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,7 @@ import numpy as np
 from discreet.release import Blocks, Release
 
 FEWEST_STEPS = 10
+METHODS = (None, "elbo")
 
 
 class TraceError(ValueError):
@@ -28,16 +29,9 @@ class Moments(NamedTuple):
 
 
 def tail(release: Release, burn_in: float = 0.2) -> Moments:
-    """Moments of the steps after the first share `burn_in`, to the nearest block.
-
-    Centred sums are joined by the between-block spread, so the result does not depend on where the blocks end.
-    """
-    if not 0 <= burn_in < 1:
-        raise ValueError(f"burn_in={burn_in} must lie in [0, 1)")
-    with np.errstate(invalid="ignore", over="ignore"):
-        moments = _join(release.blocks, burn_in)
-    _check(moments)
-    return moments
+    """Moments of the steps after the first share `burn_in`, to the nearest block."""
+    check_release(release)
+    return moments(release.blocks, after(release.blocks, burn_in))
 
 
 def tail_mean(release: Release, burn_in: float = 0.2) -> np.ndarray:
@@ -47,10 +41,46 @@ def tail_mean(release: Release, burn_in: float = 0.2) -> np.ndarray:
     return (steps * mean)[..., first:, :].sum(-2) / steps[..., first:, :].sum(-2)
 
 
-def _join(blocks: Blocks, burn_in: float) -> Moments:
-    first = round(burn_in * blocks.weight.shape[-2])
-    fields = {name: np.asarray(field)[..., first:, :] for name, field in blocks._asdict().items()}
-    steps, weight, mean_x, mean_y, xx, xy, yy = (fields[name] for name in Moments._fields)
+def after(blocks: Blocks, burn_in: float) -> np.ndarray:
+    """Which blocks lie after the first share `burn_in`, shape (blocks, 1)."""
+    if not 0 <= burn_in < 1:
+        raise ValueError(f"burn_in={burn_in} must lie in [0, 1)")
+    count = np.shape(blocks.weight)[-2]
+    return np.arange(count)[:, None] >= round(burn_in * count)
+
+
+def halves(blocks: Blocks, inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The blocks `inside`, cut in two where half of their steps are over."""
+    steps = np.where(inside, np.asarray(blocks.steps), 0.0)
+    early = np.cumsum(steps, -2) <= steps.sum(-2, keepdims=True) / 2
+    return inside & early, inside & ~early
+
+
+def moments(blocks: Blocks, inside: np.ndarray) -> Moments:
+    """Moments of the blocks that are `inside`, a mask (…, blocks, 1 or d).
+
+    Centred sums are joined by the between-block spread, so the result does not depend on where the blocks end.
+    """
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        joined = _join(blocks, inside)
+    _check(joined)
+    return joined
+
+
+def check_release(release: Release) -> None:
+    """Refuse what is not a release of gradients: its points would not lie on a line."""
+    if not isinstance(release, Release):
+        raise TraceError(f"a {type(release).__name__} is not a release: load one with Release.load")
+    method = release.settings.get("method")
+    if method not in METHODS:
+        raise TraceError(f"this is a release of method {method!r}: the trace model holds for gradients (elbo) only")
+    if not np.size(release.blocks.weight):
+        raise TraceError("this release has no answers: its blocks are empty")
+
+
+def _join(blocks: Blocks, inside: np.ndarray) -> Moments:
+    fields = {name: np.where(inside, np.asarray(getattr(blocks, name)), 0.0) for name in Moments._fields}
+    steps, weight, mean_x, mean_y, xx, xy, yy = fields.values()
     total = weight.sum(-2)
     x, y = (weight * mean_x).sum(-2) / total, (weight * mean_y).sum(-2) / total
     dx, dy = mean_x - x[..., None, :], mean_y - y[..., None, :]
@@ -66,11 +96,12 @@ def _join(blocks: Blocks, burn_in: float) -> Moments:
 
 
 def _check(moments: Moments) -> None:
+    if moments.steps.min() < FEWEST_STEPS:
+        raise TraceError(f"{int(moments.steps.min())} retained steps are too few: at least {FEWEST_STEPS} are needed")
     for name, value in moments._asdict().items():
         if not np.isfinite(value).all():
             raise TraceError(f"the trace is not finite ({name}): the steps diverged; lower the learning rate")
-    if moments.steps.min() < FEWEST_STEPS:
-        raise TraceError(f"{int(moments.steps.min())} retained steps are too few: at least {FEWEST_STEPS} are needed")
-    still = np.unique(np.argwhere(moments.xx <= 0)[:, -1])
+    rounding = moments.weight * (1e-13 * moments.mean_x) ** 2
+    still = np.unique(np.argwhere(moments.xx <= rounding)[:, -1])
     if len(still):
         raise TraceError(f"coordinates {still.tolist()} never moved: their curvature cannot be seen in the trace")

@@ -1,0 +1,216 @@
+"""The trace model with a dense curvature: y_t = κA(x_t − φ*) + noise, A symmetric, for the location block.
+
+Honest where parameters are correlated. Everything but A is Gaussian and is integrated out. A itself has a Gaussian
+density in its entries, cut where A is no curvature, times the evidence of the mean answer: elliptical slice steps draw
+from that product. Given A and φ*, z is Gaussian around φ* with precision A, for that is a Gaussian family's covariance
+at its optimum; no scale of the iterates enters.
+
+Public knowledge keeps weak directions in place: A is around its expected value (prior precision plus N times the Fisher
+information of simulated rows) times an unknown factor, since real covariates seldom fill their bounds; it is at least
+the prior's precision; and φ* and z together are distributed like the prior before anything is seen. None of it is taken
+from the trace, so nothing is used twice.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from discreet.posterior.sums import Sums, in_units, location_sums, residual_variance
+from discreet.posterior.trace_model import BurnIn, Subsampling, noise_of
+from discreet.release import Release
+
+MOST_PARAMETERS = 100
+FACTORS = 2.0 ** np.arange(-5, 3)
+CHAINS, WARM_UP = 200, 60
+SMALLEST = 1e-6
+
+
+class Prior(NamedTuple):
+    """What is known in public about each parameter: its prior mean and sd, and the curvature to expect."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+    curvature: np.ndarray
+
+
+class Draws(NamedTuple):
+    """Joint draws, shape (draws, dim): the optimum φ* that the rows have, and parameters z around it."""
+
+    optimum: np.ndarray
+    z: np.ndarray
+    report: Mapping[str, Any]
+
+
+class Entries(NamedTuple):
+    """Gaussian posterior of the upper triangle of A under one factor of its expected value, uncut.
+
+    `precision` is held as its Cholesky factor; `log_evidence` is that of the trace, up to a constant.
+    """
+
+    mean: np.ndarray
+    precision: np.ndarray
+    log_evidence: float
+
+
+def solve(
+    rng: np.random.Generator,
+    release: Release,
+    prior: Prior,
+    draws: int = 4000,
+    *,
+    burn_in: BurnIn = 0.2,
+    subsampling: Subsampling = "learned",
+    least: float = 1.0,
+) -> Draws:
+    """Draws of φ* and of z from a release that kept its trace or its products.
+
+    `least` is the least curvature there can be, in units of the prior's precision: 1 where the likelihood of every row
+    is log-concave, 0 where A is known to be positive definite and no more.
+    """
+    dim, rate = len(prior.mean), release.plan.sampling_prob
+    known, learned = noise_of(release, subsampling)
+    sums = in_units(location_sums(release, dim, burn_in, known), prior.mean, prior.sd)
+    variance = residual_variance(sums) if learned else sums.known
+    found = fit_entries(sums, rate, variance, prior.curvature * prior.sd**2)
+    evidence = np.array([entries.log_evidence for entries in found])
+    weights = np.exp(evidence - evidence.max())
+    evidence_of_mean = _evidence_of_mean(sums, rate, variance, least)
+    parts, drifts = [], []
+    for entries, share in zip(found, rng.multinomial(draws, weights / weights.sum()), strict=True):
+        if share:
+            curvatures, drift = _draw_curvatures(rng, entries, share, max(least, SMALLEST), evidence_of_mean)
+            optimum = _draw_optima(rng, curvatures, sums, rate, variance, least)
+            parts.append((optimum, optimum + _draw_around(rng, curvatures)))
+            drifts.append((int(share), float(drift)))
+    order = rng.permutation(draws)
+    optimum, z = (prior.mean + prior.sd * np.concatenate(part)[order] for part in zip(*parts, strict=True))
+    return Draws(optimum, z, {"drift": max(drifts)[1]})
+
+
+def fit_entries(sums: Sums, rate: float, variance: np.ndarray, expected: np.ndarray) -> list[Entries]:
+    """Regressions of y on κx with a symmetric slope matrix around f·diag(expected), one for each f in `FACTORS`.
+
+    Entries have prior sd f·√(expected_i expected_j): parameters may be as correlated as can be.
+    """
+    dim = len(expected)
+    places, upper = _triangle_places(dim), np.triu_indices(dim)
+    seen, shift = np.zeros((len(upper[0]), len(upper[0]))), np.zeros(len(upper[0]))
+    for row, spots in enumerate(places):
+        seen[np.ix_(spots, spots)] += rate**2 * sums.xx[row % len(sums.xx)] / variance[row]
+        shift[spots] += rate * sums.yx[row] / variance[row]
+    centre = np.diag(expected)[upper]
+    spread = np.sqrt(np.outer(expected, expected))[upper]
+    return [_given_factor(seen, shift, f * centre, f * spread) for f in FACTORS]
+
+
+def _given_factor(seen: np.ndarray, shift: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> Entries:
+    """Posterior and evidence of entries with prior N(centre, spread²) and Gaussian likelihood (seen, shift)."""
+    factor = linalg.cholesky(seen + np.diag(spread**-2), lower=True)
+    mean = linalg.cho_solve((factor, True), shift + centre / spread**2)
+    fit = (factor.T @ mean) @ (factor.T @ mean) - (centre / spread) @ (centre / spread)
+    return Entries(mean, factor, float(0.5 * fit - np.log(np.diag(factor)).sum() - np.log(spread).sum()))
+
+
+def _evidence_of_mean(
+    sums: Sums, rate: float, variance: np.ndarray, least: float
+) -> Callable[[np.ndarray], np.ndarray]:
+    """log p(mean answer | A), φ* ~ N(0, I − least·A⁻¹) integrated out; −∞ where A is less than `least`.
+
+    With least = 1 that prior is what makes z ~ N(φ*, A⁻¹) distributed like the model's prior when nothing was learned.
+    """
+    own, identity = np.diag(variance / sums.weight), np.eye(len(variance))
+
+    def evidence(curvatures):
+        total = np.full(len(curvatures), -np.inf)
+        good = np.linalg.eigvalsh(curvatures)[:, 0] > max(least, SMALLEST)
+        a = curvatures[good]
+        offset = sums.mean_y - rate * (a * sums.mean_x).sum(-1)
+        factor = np.linalg.cholesky(own + rate**2 * a @ (a - least * identity))
+        scaled = np.linalg.solve(factor, offset[..., None])[..., 0]
+        total[good] = -0.5 * (scaled**2).sum(-1) - np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(-1)
+        return total
+
+    return evidence
+
+
+def _draw_curvatures(rng, entries: Entries, draws: int, least: float, evidence) -> tuple[np.ndarray, float]:
+    """Draws of A (draws, dim, dim) from many short chains, and how far these still drift.
+
+    Chains start at draws of the uncut Gaussian whose small eigenvalues were raised. The drift is that of the mean of
+    log det A over the second half of the warm-up, in sds of log det A.
+    """
+    dim = int(np.sqrt(2 * len(entries.mean)))
+    places, chains = _triangle_places(dim), min(draws, CHAINS)
+
+    def noise():
+        normal = rng.standard_normal((len(entries.mean), chains))
+        return linalg.solve_triangular(entries.precision, normal, trans=1, lower=True).T
+
+    def curvatures(moved):
+        return (entries.mean + moved)[:, places]
+
+    def height(moved):
+        return evidence(curvatures(moved))
+
+    values, vectors = np.linalg.eigh(curvatures(noise()))
+    start = (vectors * np.maximum(values, (1 + 1e-6) * least)[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+    moved = start[(slice(None), *np.triu_indices(dim))] - entries.mean
+    level, kept, sizes = height(moved), [], []
+    for step in range(WARM_UP + -(-draws // chains)):
+        if step in (WARM_UP // 2, WARM_UP):
+            sizes.append(np.linalg.slogdet(curvatures(moved))[1])
+        moved, level = _slice_step(rng, moved, level, noise(), height)
+        if step >= WARM_UP:
+            kept.append(moved)
+    drift = abs(sizes[1].mean() - sizes[0].mean()) / max(sizes[1].std(), 1e-300)
+    return curvatures(np.concatenate(kept)[:draws]), drift if chains > 1 else 0.0
+
+
+def _slice_step(rng, moved, level, noise, height):
+    """One elliptical slice step (Murray, Adams and MacKay, 2010) of every chain; N(0, Σ)·e^height stays as it is."""
+    chains = len(moved)
+    threshold = level + np.log(rng.random(chains))
+    angle = rng.uniform(0, 2 * np.pi, chains)
+    low, high = angle - 2 * np.pi, angle.copy()
+    new, new_level = moved.copy(), level.copy()
+    pending = np.arange(chains)
+    while len(pending):
+        turn = angle[pending, None]
+        proposal = moved[pending] * np.cos(turn) + noise[pending] * np.sin(turn)
+        reached = height(proposal)
+        good = reached > threshold[pending]
+        done, pending, rest = pending[good], pending[~good], angle[pending[~good]]
+        new[done], new_level[done] = proposal[good], reached[good]
+        low[pending], high[pending] = np.where(rest < 0, rest, low[pending]), np.where(rest >= 0, rest, high[pending])
+        angle[pending] = rng.uniform(low[pending], high[pending])
+    return new, new_level
+
+
+def _draw_optima(rng, curvatures: np.ndarray, sums: Sums, rate: float, variance: np.ndarray, least: float):
+    """φ* given A: mean_y = κA(mean_x − φ*) + noise, and before that φ* ~ N(0, I − least·A⁻¹)."""
+    identity = np.eye(len(variance))
+    b = rate * curvatures
+    weighted = b * (sums.weight / variance)
+    prior = identity + least * np.linalg.inv(curvatures - least * identity)
+    precision = prior + weighted @ b
+    offset = rate * (curvatures * sums.mean_x).sum(-1) - sums.mean_y
+    mean = np.linalg.solve(precision, (weighted @ offset[..., None]))[..., 0]
+    factor = np.linalg.cholesky((precision + np.swapaxes(precision, 1, 2)) / 2)
+    return mean + np.linalg.solve(np.swapaxes(factor, 1, 2), rng.standard_normal((*mean.shape, 1)))[..., 0]
+
+
+def _draw_around(rng, curvatures: np.ndarray) -> np.ndarray:
+    """z − φ* ~ N(0, A⁻¹)."""
+    factor = np.linalg.cholesky(curvatures)
+    normal = rng.standard_normal((*curvatures.shape[:2], 1))
+    return np.linalg.solve(np.swapaxes(factor, 1, 2), normal)[..., 0]
+
+
+def _triangle_places(dim: int) -> np.ndarray:
+    """For each entry of a symmetric matrix, its place in the list of the upper triangle."""
+    place = np.zeros((dim, dim), int)
+    upper = np.triu_indices(dim)
+    place[upper] = np.arange(len(upper[0]))
+    return np.maximum(place, place.T)
