@@ -9,6 +9,7 @@ import pytest
 
 from discreet.accounting import Guarantee
 from discreet.families.glm import glm
+from discreet.posterior.reading import naive_posterior
 from discreet.posterior.types import Posterior, from_draws
 from discreet.release import Release
 from discreet.report.folder import NAMES, save_run
@@ -117,6 +118,21 @@ def test_the_page_shows_every_number_of_the_summary():
     for _, (mean, sd, low, high) in posterior.summary().iterrows():
         for cell in rounded((mean, sd, low, high), sd):
             assert cell.replace("-", "−") in text
+
+
+def test_a_noise_aware_page_shows_how_the_answers_were_read(tmp_path):
+    """With a picture where the release is at hand, and not for readings that fit no line."""
+    posterior = tiny.posterior()
+    html = page("t", posterior)
+    Strict(html)
+    assert "<h2>How the answers were read</h2>" in html
+    assert html.count("<figure>") == 3
+    loaded = page("t", Posterior.load(posterior.save(tmp_path / "p.nc"), posterior.model, posterior.schema))
+    Strict(loaded)
+    assert "independent steps" in loaded
+    assert "<figure>" not in loaded
+    for other in (made(), naive_posterior(posterior)):
+        assert "How the answers were read" not in page("t", other)
 
 
 def test_several_readings_stand_side_by_side():

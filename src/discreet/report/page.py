@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from discreet.posterior.types import Posterior
 from discreet.report.forest import forest
+from discreet.report.lines import how_read
 from discreet.report.words import meaning, rounded
 
 if TYPE_CHECKING:
@@ -29,8 +30,18 @@ small,.sub{color:#5b6474;font-size:.875rem} .sub{margin:.3rem 0 1.4rem}
 .wide{overflow-x:auto} table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
 th,td{padding:.22rem .9rem .22rem 0;text-align:right;white-space:nowrap;overflow-wrap:normal}
 th{border-bottom:1px solid #9aa3b2;font-weight:600} .text{text-align:left} tr.next td{border-top:1px solid #e3e6eb}
+.doubts th{white-space:normal;min-width:4.2rem;vertical-align:bottom;line-height:1.3}
+td.doubt{color:#c1121f;font-weight:700}
+.lines{display:grid;grid-template-columns:repeat(auto-fill,minmax(max(10rem,28%),1fr));gap:1rem;margin:1rem 0}
+.lines figure{margin:0} .lines figcaption{font-size:.9rem;line-height:1.3}
+.lines svg{display:block;width:100%;overflow:visible}
+.lines text{font-size:9.5px;fill:#5b6474;text-anchor:middle} .lines text.y{text-anchor:end}
+.lines .axis{stroke:#d5d9e0} .lines .bar{stroke:#1f2430} .lines .interval{stroke:#0b5cad;stroke-width:4}
+.lines .fit,.lines .zero{stroke:#c2410c;stroke-width:1.6} .lines .zero{stroke-dasharray:3 2}
+.haze{fill:#6b7280;fill-opacity:.3} .group,.blocks{fill:#1f2430} .blocks{fill-opacity:.4}
 ul.reasons{padding-left:1.2rem;font-size:.9rem}
-@media(max-width:36rem){.row{grid-template-columns:minmax(0,1fr)} .row span{text-align:left;font-weight:600}}
+@media(max-width:36rem){.row{grid-template-columns:minmax(0,1fr)} .row span{text-align:left;font-weight:600}
+  .lines text{font-size:12px}}
 """
 
 _PAGE = Template("""<!doctype html>
@@ -54,6 +65,7 @@ $plot
 <h2>What was asked of the rows</h2>
 <div class="wide">$plan</div>
 $reasons
+$reading
 <h2>What this page reveals</h2>
 <p>Everything here was computed from the noisy release, or is public: the number of rows, the schema and the plan.
 No losses, gradient norms, clipped shares or batch sizes were recorded. $extra</p>
@@ -88,6 +100,7 @@ def page(
         estimates=_estimates(summaries),
         plan=_table(["setting", "value"], [[[name, _setting(value)] for name, value in plan.items()]], 1),
         reasons=f'<ul class="reasons">{reasons}</ul>' if reasons else "",
+        reading=how_read(posterior),
         extra=escape(extra),
     )
 
