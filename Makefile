@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONWARNINGS ?=
 
-.PHONY: demo test check experiment format clean
+.PHONY: demo test check experiment bench format clean
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -32,6 +32,10 @@ check: .venv/.dev  ## format, lint, types, layers
 experiment: .venv/.dev  ## make experiment NAME=na-dpvi-m2 [FULL=1] [SEEDS=3] [EPSILONS="1 4"]
 	@test -f "experiments/$(NAME).py" || { echo "NAME=$(NAME) is not one of: $$(ls experiments | grep -v '^_\|harness' | sed 's/\.py$$//' | tr '\n' ' ')"; exit 2; }
 	FULL=$(FULL) SEEDS=$(SEEDS) EPSILONS="$(EPSILONS)" $(BIN)/python experiments/$(NAME).py
+
+bench: .venv/.dev  ## make bench NAME=trace-solvers
+	@test -f "benchmarks/$(NAME).py" || { echo "NAME=$(NAME) is not one of: $$(ls benchmarks | sed 's/\.py$$//' | tr '\n' ' ')"; exit 2; }
+	PYTHONPATH=experiments $(BIN)/python benchmarks/$(NAME).py
 
 format: .venv/.dev
 	$(BIN)/ruff format .

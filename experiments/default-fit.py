@@ -15,7 +15,7 @@ from discreet import datasets, planner
 from discreet.evaluate.reference import non_private
 from discreet.families.glm import glm
 from discreet.fitting import encode, fit, naive_posterior, simulated
-from discreet.posterior import dense
+from discreet.posterior import full
 
 EPSILON, DELTA, FITS = 1.0, 1e-5, 10
 TABLES = {
@@ -36,7 +36,7 @@ def study(name, family, outcome):
     model = glm(family, outcome, [column for column in schema.names if column != outcome], schema)
     rows, reference = encode(table, schema), non_private(model, schema.encode(table))
     choice = planner.choose(model, schema, rows.num_rows, EPSILON, DELTA)
-    rng, optimum, full, naive, width, warned = np.random.default_rng(0), [], [], [], [], 0
+    rng, optimum, parameter, naive, width, warned = np.random.default_rng(0), [], [], [], [], 0
     for seed in range(FITS):
         posterior = fit(
             model,
@@ -47,13 +47,13 @@ def study(name, family, outcome):
             noise=simulated(seed),
             progress=progress(f"{name} {seed}"),
         )
-        draws = dense.noise_aware(rng, posterior.release, choice.prior)
+        draws = full.solve(rng, posterior.release, choice.prior)
         optimum.append(held(draws.optimum, reference.mean))
-        full.append(held(posterior.z[0], reference.mean))
+        parameter.append(held(posterior.z[0], reference.mean))
         naive.append(held(naive_posterior(posterior).z[0], reference.mean))
         warned += bool(posterior.info["warnings"])
         width.append(posterior.z[0].std(0) / np.sqrt(np.diag(reference.covariance)))
-    shares = [float(np.mean(part)) for part in (optimum, full, naive)]
+    shares = [float(np.mean(part)) for part in (optimum, parameter, naive)]
     return {
         "table": f"{name} ({family})",
         "rows": rows.num_rows,

@@ -72,7 +72,7 @@ def claim(text, paper, measured, verdict):
     return {"claim": text, "paper": paper, "measured": measured, "verdict": verdict}
 
 
-def finish(name, records, seeds, *, columns, notes=(), claims=(), target=True):
+def finish(name, records, seeds, *, columns, notes=(), claims=(), target=True, kind="experiment"):
     """Print the tables, write results/NAME.json and exit: 0 only if every record's verdict holds.
 
     A record is a dict; `verdict` is True (holds), False (does not) or None (nothing was promised). `claims` are the
@@ -87,8 +87,7 @@ def finish(name, records, seeds, *, columns, notes=(), claims=(), target=True):
         print(note)
     facts = {
         "name": name,
-        "command": f"make experiment NAME={name}"
-        + "".join(f" {k}={os.environ[k]}" for k in OPTIONS if os.environ.get(k)),
+        "command": f"make {kind} NAME={name}" + "".join(f" {k}={os.environ[k]}" for k in OPTIONS if os.environ.get(k)),
         "target": target,
         "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
         "seeds": seeds,

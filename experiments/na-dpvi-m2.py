@@ -13,7 +13,8 @@ from discreet.evaluate import sharpness, study, tarp
 from discreet.families.exponential import beta_bernoulli, exact_beta
 from discreet.methods import elbo
 from discreet.plan import Plan
-from discreet.posterior import exact, naive
+from discreet.posterior import exact, laplace, naive
+from discreet.posterior.trace_model import trace_model
 from discreet.posterior.types import through_q
 from discreet.schema import Categorical, Schema
 
@@ -46,19 +47,25 @@ def judge(label, z, low=None, high=None):
     }
 
 
+def noise_aware(solver, **options):
+    return through_q(rng, solver.solve(rng, trace_model(result.release, **options), DRAWS).optimum)
+
+
 band = tarp.null_band(DATA_SETS)
 ones = result.tables["x"].sum(-1)
 reference = exact_beta(rng, 10, 10, ones, plan.num_rows, DRAWS)[..., None]
 records = [
     judge(
         "noise-aware, exact",
-        through_q(rng, exact.noise_aware(rng, result.release, DRAWS)),
+        noise_aware(exact),
         high=min(band[1], 0.030),
     ),
-    judge(
-        "noise-aware, paper's curvature prior",
-        through_q(rng, exact.noise_aware(rng, result.release, DRAWS, paper_prior=True)),
-    ),
+    judge("noise-aware, H.3 as printed", noise_aware(exact, prior="paper")),
+    judge("noise-aware, cross-fitted prior", noise_aware(exact, prior="cross-fitted")),
+    judge("noise-aware, weak prior", noise_aware(exact, prior="weak")),
+    judge("noise-aware, Σ_sub none", noise_aware(exact, subsampling="none")),
+    judge("noise-aware, converged windows", noise_aware(exact, burn_in="converged")),
+    judge("noise-aware, Laplace", noise_aware(laplace)),
     judge("last iterate", through_q(rng, naive.last_iterate(result.release, DRAWS)), low=0.2),
     judge("non-private, exact", reference),
 ]
