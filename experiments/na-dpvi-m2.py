@@ -64,7 +64,6 @@ records = [
     judge("noise-aware, cross-fitted prior", noise_aware(exact, prior="cross-fitted")),
     judge("noise-aware, weak prior", noise_aware(exact, prior="weak")),
     judge("noise-aware, Σ_sub none", noise_aware(exact, subsampling="none")),
-    judge("noise-aware, converged windows", noise_aware(exact, burn_in="converged")),
     judge("noise-aware, Laplace", noise_aware(laplace)),
     judge("last iterate", through_q(rng, naive.last_iterate(result.release, DRAWS)), low=0.2),
     judge("non-private, exact", reference),

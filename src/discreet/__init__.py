@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from discreet.model import Model, from_numpyro
     from discreet.plan import Plan
     from discreet.planner import choose
-    from discreet.posterior.reading import naive_posterior, read
+    from discreet.posterior.reading import Options, naive_posterior, read
     from discreet.posterior.types import Posterior
     from discreet.release import Release
     from discreet.schema import Categorical, Numeric, Schema
@@ -29,6 +29,7 @@ _HOMES = {
     "Guarantee": "accounting",
     "Model": "model",
     "Numeric": "schema",
+    "Options": "posterior.reading",
     "Plan": "plan",
     "Posterior": "posterior.types",
     "Release": "release",
@@ -51,6 +52,7 @@ __all__ = [
     "Guarantee",
     "Model",
     "Numeric",
+    "Options",
     "Plan",
     "Posterior",
     "Release",

@@ -76,6 +76,18 @@ def test_a_learned_variance_equals_three_dimensional_quadrature(seed):
         assert abs(np.sqrt((found.mass * (values - mean) ** 2).sum()) / expected.sd - 1) < tolerance
 
 
+def test_a_learned_variance_of_few_steps_is_wide():
+    """48 steps, and noise that is 1½ times the plan's: mean and sd of the variance within 3 % of its sd."""
+    release = quadratic(np.random.default_rng(33), [[80.0]], [0.5], steps=60, std=12.0, step_size=0.05, block=4)
+    model = trace_model(with_plan(release, noise_multiplier=8.0), subsampling="learned")
+    _, _, expected = brute_force(release, model, 12, points=(500, 700))
+    found = exact.grid(model)
+    mean = (found.mass * found.variance).sum()
+    assert expected.sd > 0.15 * expected.mean
+    assert abs(mean - expected.mean) < 0.03 * expected.sd
+    assert abs(np.sqrt((found.mass * (found.variance - mean) ** 2).sum()) / expected.sd - 1) < 0.03
+
+
 @pytest.mark.parametrize("subsampling", ["none", "learned"])
 @pytest.mark.parametrize("speed", [0.1, 1.0, 10.0])
 def test_draws_follow_the_quadrature(speed, subsampling):
@@ -86,6 +98,15 @@ def test_draws_follow_the_quadrature(speed, subsampling):
     points = np.quantile(draws.optimum[:, 0], np.linspace(0, 1, 301))
     below = [exact.probability_below(model, point[None])[0] for point in points]
     assert stats.kstest(draws.optimum[:, 0], lambda at: np.interp(at, points, below)).pvalue > 1e-4
+
+
+def test_draws_have_the_mean_and_sd_of_the_quadrature():
+    """200 000 draws: mean within 5 standard errors, sd within 1 %, which is 6 of them; false alarm below 10⁻⁶."""
+    model = trace_model(random_trace(43), subsampling="none")
+    draws = exact.solve(np.random.default_rng(0), model, 200_000).optimum
+    mean, sd = exact.moments_of_optimum(model)
+    assert abs(draws.mean() - mean) < 5 * sd / np.sqrt(200_000)
+    np.testing.assert_allclose(draws.std(0), sd, rtol=0.01)
 
 
 @pytest.mark.parametrize("speed", [0.1, 10.0])

@@ -48,20 +48,21 @@ def band(count, level=0.9):
 def test_the_optimum_is_covered_where_coordinates_are_correlated():
     """φ* ~ N(0, I) as assumed, condition number 100, nothing but A > 0 is known: 90 % intervals hold their share.
 
-    100 runs of three intervals, which stand or fall together: counted as 100. False alarm 10⁻³ or less were the solver
-    exact; 87 to 89 % were measured, and .85 for runs of 3000 steps, which A's prior still sways. A diagonal curvature
-    held 72 to 74 %: the reason this module exists.
+    60 runs of three intervals, which stand or fall together: counted as 60. False alarm 10⁻³ or less were the solver
+    exact; 88 % of 900 were measured, and 85 % in runs of 3000 steps, which A's prior still sways. A diagonal curvature
+    held 73 %: the reason this module exists.
     """
     rng = np.random.default_rng(3)
-    optima, releases = drawn_from_the_prior(rng, 100, 100, steps=10_000)
+    optima, releases = drawn_from_the_prior(rng, 100, 60, steps=10_000)
     dense, diagonal = [], []
     for optimum, release in zip(optima, releases, strict=True):
         dense.append(covered(full.solve(rng, release, UNIT, 200, least=0).optimum, optimum))
         below = exact.probability_below(trace_model(release, centre=np.zeros(3)), optimum)
         diagonal.append((below > 0.05) & (below < 0.95))
-    low, high = band(100)
+    low, high = band(60)
     assert low < np.mean(dense) < high
-    assert np.mean(diagonal) < low
+    assert np.mean(diagonal) < 0.8
+    assert np.mean(diagonal) < np.mean(dense) - 0.08
 
 
 def test_the_optimum_is_covered_where_coordinates_are_not():
@@ -115,18 +116,19 @@ def one_dimension(release, prior, variance, least, first):
     x, y, precision = (x - mean) / sd, y * sd, 1 / (scale**2 * variance * sd**2)
     rate, phi, parts = release.plan.sampling_prob, np.linspace(-6, 6, 601), []
     dx, dy = x - np.average(x, weights=precision), y - np.average(y, weights=precision)
-    for factor in full.FACTORS:
-        about = stats.norm(factor * expected, factor * expected)
+    for centre in full.FACTORS * expected:
+        about = stats.norm(centre, centre)
         a, step = np.linspace(*about.interval(1 - 1e-9), 2001, retstep=True)
         fit = -0.5 * precision @ (dy[:, None] - rate * a * dx[:, None]) ** 2
         evidence = np.log(step * np.exp(fit - fit.max()) @ about.pdf(a)) + fit.max()
-        a = np.linspace(max(least, 1e-6), about.isf(1e-9), 1002)[1:, None]
+        tail = centre**2 / max(least - centre, centre)
+        a = np.linspace(max(least, 1e-6), max(about.isf(1e-9), least + 30 * tail), 1002)[1:, None]
         residual = y - rate * a * x
         squares = (residual**2 @ precision)[:, None] + 2 * rate * a * phi * (residual @ precision)[:, None]
         squares = squares + (rate * a * phi) ** 2 * precision.sum()
-        own = 1 - least / a
-        log = -0.5 * ((a / (factor * expected) - 1) ** 2 + np.log(own) + phi**2 / own + squares)
-        density = np.exp(log - log.max()).sum(0)
+        of_phi = np.exp(-0.5 * phi**2 / (1 - least / a))
+        log = -0.5 * ((a / centre - 1) ** 2 + squares)
+        density = (of_phi / of_phi.sum(1)[:, None] * np.exp(log - log.max())).sum(0)
         parts.append((evidence, density / density.sum()))
     shares = np.exp([evidence - max(parts, key=lambda part: part[0])[0] for evidence, _ in parts])
     return mean + sd * phi, shares / shares.sum() @ np.array([density for _, density in parts])
@@ -134,14 +136,14 @@ def one_dimension(release, prior, variance, least, first):
 
 @pytest.mark.parametrize("least", [0.0, 1.0])
 @pytest.mark.parametrize("changing", [False, True], ids=["constant", "changing"])
-@pytest.mark.parametrize("std", [8.0, 60.0])
-def test_one_parameter_is_solved_as_by_quadrature(std, changing, least):
+@pytest.mark.parametrize(("std", "expected"), [(8.0, 12.0), (60.0, 0.6)], ids=["seen", "drowned"])
+def test_one_parameter_is_solved_as_by_quadrature(std, expected, changing, least):
     """Kolmogorov and Smirnov's distance of 4000 draws below .04: chains forget within two steps, so they are worth 2000
     or more, and that is e^(−2·2000·.04²)·2 = 3·10⁻³ at most for each of eight; noise may change along the trace."""
     rng = np.random.default_rng(5)
     scale = np.geomspace(0.5, 2, 1000)[:, None] if changing else None
     release = quadratic(rng, [[10.0]], [1.2], steps=1000, std=std, step_size=0.02, start=[0.0], scale=scale)
-    prior = full.Prior(np.array([0.5]), np.array([1.5]), np.array([12.0]))
+    prior = full.Prior(np.array([0.5]), np.array([1.5]), np.array([expected]))
     draws = full.solve(rng, release, prior, 4000, subsampling="none", least=least).optimum[:, 0]
     at, mass = one_dimension(release, prior, std**2, least, 200)
     below = np.cumsum(mass) - mass / 2
@@ -204,7 +206,9 @@ def test_a_slice_step_leaves_its_target_alone(dim):
     start = moved = mean + rng.standard_normal((chains, dim)) @ factor.T
     level = height(moved)
     for _ in range(3):
-        moved, level = full._slice_step(rng, moved, level, rng.standard_normal((chains, dim)) @ root.T, height)
+        moved, level = full._slice_step(
+            rng, moved, level, rng.standard_normal((chains, dim)) @ root.T, lambda at, _: height(at)
+        )
         np.testing.assert_allclose(level, height(moved))
         white = np.linalg.solve(factor, (moved - mean).T)
         assert (np.abs(white.mean(1)) < 5 / np.sqrt(chains)).all()
@@ -222,7 +226,7 @@ def test_a_slice_step_stays_where_the_density_is():
 
     moved, level = np.abs(rng.standard_normal((20_000, 1))), np.zeros(20_000)
     for _ in range(3):
-        moved, level = full._slice_step(rng, moved, level, rng.standard_normal(moved.shape), height)
+        moved, level = full._slice_step(rng, moved, level, rng.standard_normal(moved.shape), lambda at, _: height(at))
     assert (moved > 0).all()
     assert stats.kstest(moved[:, 0], stats.halfnorm.cdf).pvalue > 1e-4
 

@@ -23,8 +23,8 @@ from discreet.release import Release
 
 MOST_PARAMETERS = 100
 FACTORS = 2.0 ** np.arange(-5, 3)
-CHAINS, WARM_UP = 200, 60
-SMALLEST = 1e-6
+CHAINS, WARM_UP, MOST_WORK = 100, 60, 400
+SMALLEST, AT_ONCE = 1e-6, 2**22
 
 
 class Prior(NamedTuple):
@@ -76,17 +76,18 @@ def solve(
     found = fit_entries(sums, rate, variance, prior.curvature * prior.sd**2)
     evidence = np.array([entries.log_evidence for entries in found])
     weights = np.exp(evidence - evidence.max())
-    evidence_of_mean = _evidence_of_mean(sums, rate, variance, least)
-    parts, drifts = [], []
-    for entries, share in zip(found, rng.multinomial(draws, weights / weights.sum()), strict=True):
-        if share:
-            curvatures, drift = _draw_curvatures(rng, entries, share, max(least, SMALLEST), evidence_of_mean)
-            optimum = _draw_optima(rng, curvatures, sums, rate, variance, least)
-            parts.append((optimum, optimum + _draw_around(rng, curvatures)))
-            drifts.append((int(share), float(drift)))
-    order = rng.permutation(draws)
-    optimum, z = (prior.mean + prior.sd * np.concatenate(part)[order] for part in zip(*parts, strict=True))
-    return Draws(optimum, z, {"drift": max(drifts)[1]})
+    chains = rng.multinomial(min(draws, CHAINS), weights / weights.sum())
+    count = min(draws, -(-draws * MOST_WORK // dim**2))
+    mean_answer = _evidence_of_mean(sums, rate, variance, least)
+    entries, drift = _draw_entries(rng, found, chains, count, max(least, SMALLEST), mean_answer)
+    chosen = rng.permutation(np.resize(rng.permutation(len(entries)), draws))
+    parts = []
+    for portion in np.array_split(entries[chosen], -(-draws * dim**2 // AT_ONCE)):
+        curvatures = portion[:, _triangle_places(dim)]
+        optimum = _draw_optima(rng, curvatures, sums, rate, variance, least)
+        parts.append((optimum, optimum + _draw_around(rng, curvatures)))
+    optimum, z = (prior.mean + prior.sd * np.concatenate(part) for part in zip(*parts, strict=True))
+    return Draws(optimum, z, {"drift": drift})
 
 
 def fit_entries(sums: Sums, rate: float, variance: np.ndarray, expected: np.ndarray) -> list[Entries]:
@@ -124,7 +125,7 @@ def _evidence_of_mean(
 
     def evidence(curvatures):
         total = np.full(len(curvatures), -np.inf)
-        good = np.linalg.eigvalsh(curvatures)[:, 0] > max(least, SMALLEST)
+        good = _positive(curvatures - max(least, SMALLEST) * identity)
         a = curvatures[good]
         offset = sums.mean_y - rate * (a * sums.mean_x).sum(-1)
         factor = np.linalg.cholesky(own + rate**2 * a @ (a - least * identity))
@@ -135,37 +136,51 @@ def _evidence_of_mean(
     return evidence
 
 
-def _draw_curvatures(rng, entries: Entries, draws: int, least: float, evidence) -> tuple[np.ndarray, float]:
-    """Draws of A (draws, dim, dim) from many short chains, and how far these still drift.
+def _draw_entries(rng, found: list[Entries], chains: np.ndarray, draws: int, least: float, evidence):
+    """At least `draws` draws of the upper triangle of A, `chains` short chains for each factor; and their drift.
 
     Chains start at draws of the uncut Gaussian whose small eigenvalues were raised. The drift is that of the mean of
     log det A over the second half of the warm-up, in sds of log det A.
     """
-    dim = int(np.sqrt(2 * len(entries.mean)))
-    places, chains = _triangle_places(dim), min(draws, CHAINS)
+    used = [(entries, int(number)) for entries, number in zip(found, chains, strict=True) if number]
+    mean = np.concatenate([np.tile(entries.mean, (number, 1)) for entries, number in used])
+    dim = int(np.sqrt(2 * mean.shape[1]))
+    places = _triangle_places(dim)
 
     def noise():
-        normal = rng.standard_normal((len(entries.mean), chains))
-        return linalg.solve_triangular(entries.precision, normal, trans=1, lower=True).T
+        normals = [rng.standard_normal((mean.shape[1], number)) for _, number in used]
+        solved = [
+            linalg.solve_triangular(entries.precision, normal, trans=1, lower=True)
+            for (entries, _), normal in zip(used, normals, strict=True)
+        ]
+        return np.concatenate(solved, 1).T
 
-    def curvatures(moved):
-        return (entries.mean + moved)[:, places]
+    def height(moved, which):
+        return evidence((mean[which] + moved)[:, places])
 
-    def height(moved):
-        return evidence(curvatures(moved))
-
-    values, vectors = np.linalg.eigh(curvatures(noise()))
+    values, vectors = np.linalg.eigh((mean + noise())[:, places])
     start = (vectors * np.maximum(values, (1 + 1e-6) * least)[:, None, :]) @ np.swapaxes(vectors, 1, 2)
-    moved = start[(slice(None), *np.triu_indices(dim))] - entries.mean
-    level, kept, sizes = height(moved), [], []
-    for step in range(WARM_UP + -(-draws // chains)):
+    moved = start[(slice(None), *np.triu_indices(dim))] - mean
+    level, kept, sizes = height(moved, slice(None)), [], []
+    for step in range(WARM_UP + -(-draws // len(mean))):
         if step in (WARM_UP // 2, WARM_UP):
-            sizes.append(np.linalg.slogdet(curvatures(moved))[1])
+            sizes.append(np.linalg.slogdet((mean + moved)[:, places])[1])
         moved, level = _slice_step(rng, moved, level, noise(), height)
         if step >= WARM_UP:
-            kept.append(moved)
-    drift = abs(sizes[1].mean() - sizes[0].mean()) / max(sizes[1].std(), 1e-300)
-    return curvatures(np.concatenate(kept)[:draws]), drift if chains > 1 else 0.0
+            kept.append(mean + moved)
+    drift = abs(sizes[1].mean() - sizes[0].mean()) / max(sizes[1].std(), 1e-300) if len(mean) > 1 else 0.0
+    return np.concatenate(kept), float(drift)
+
+
+def _positive(matrices: np.ndarray) -> np.ndarray:
+    """Which matrices are positive definite.
+
+    One factorisation each is ten times quicker than eigenvalues where the calls are not what takes the time.
+    """
+    if matrices.shape[-1] <= 16:
+        return np.linalg.eigvalsh(matrices)[:, 0] > 0
+    (factorise,) = linalg.get_lapack_funcs(("potrf",), (matrices,))
+    return np.array([factorise(matrix, lower=1)[1] == 0 for matrix in matrices], bool)
 
 
 def _slice_step(rng, moved, level, noise, height):
@@ -179,7 +194,7 @@ def _slice_step(rng, moved, level, noise, height):
     while len(pending):
         turn = angle[pending, None]
         proposal = moved[pending] * np.cos(turn) + noise[pending] * np.sin(turn)
-        reached = height(proposal)
+        reached = height(proposal, pending)
         good = reached > threshold[pending]
         done, pending, rest = pending[good], pending[~good], angle[pending[~good]]
         new[done], new_level[done] = proposal[good], reached[good]
