@@ -101,7 +101,7 @@ def _check(moments: Moments) -> None:
     for name, value in moments._asdict().items():
         if not np.isfinite(value).all():
             raise TraceError(f"the trace is not finite ({name}): the steps diverged; lower the learning rate")
-    rounding = moments.weight * (1e-13 * moments.mean_x) ** 2
+    rounding = moments.weight * (2e-15 * moments.mean_x) ** 2
     still = np.unique(np.argwhere(moments.xx <= rounding)[:, -1])
     if len(still):
         raise TraceError(f"coordinates {still.tolist()} never moved: their curvature cannot be seen in the trace")
