@@ -54,6 +54,15 @@ def test_it_equals_quadrature_where_the_curvature_is_hardly_seen(speed, prior):
     assert_solved(release, trace_model(release, prior=prior, subsampling="none"))
 
 
+@pytest.mark.parametrize("curvature", [0.2, 0.5, 2.0])
+def test_the_papers_prior_of_a_small_curvature_is_solved_as_printed(curvature):
+    """It centres v at the estimate of a: softplus of that is .8 where a = .2, far from what the trace says."""
+    rng = np.random.default_rng(54)
+    release = line(rng, curvature, 0.5, rng.normal(0.5, 1.0, (1000, 1)), std=curvature / 5)
+    model = trace_model(release, prior="paper", subsampling="none")
+    assert_solved(release, model, points=(3000, 2000))
+
+
 @pytest.mark.parametrize("seed", [31, 32])
 def test_a_learned_variance_equals_three_dimensional_quadrature(seed):
     """φ* to 10⁻³ of its sd; curvature to 1 % and variance to 5 % of theirs.

