@@ -103,7 +103,8 @@ def _log_curvatures(model: TraceModel) -> np.ndarray:
     found, sd = estimate(seen, model.rate, variance)
     matters = np.sqrt(variance / seen.weight) / (model.rate * prior.centre_sd)
     low = np.log(FLAT * np.minimum(sd, matters))
-    high = np.log(np.maximum(np.maximum(found, 0) + 9 * sd, prior.curvature_mean + 9 * prior.curvature_sd))
+    most = np.logaddexp(0, prior.curvature_mean + 9 * prior.curvature_sd)
+    high = np.log(np.maximum(np.maximum(found, 0) + 9 * sd, most))
     high = np.maximum(high, low + 1)
     for _ in range(LOOKS):
         u = np.linspace(low, high, LOOK)
