@@ -11,13 +11,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _quadratics import blocks_of
 from harness import finish
 
 from discreet.plan import Plan
 from discreet.posterior import exact, laplace
 from discreet.posterior.trace_model import coordinates, place, potential, trace_model
 from discreet.query import Point
-from discreet.release import Blocks, Release, summarize
+from discreet.release import Release
 
 SEED, DRAWS, BLOCKS = 3, 4000, 100
 
@@ -40,13 +41,7 @@ def trace_of(rng, steps, dim):
 
 def release_of(plan, points):
     """The release of these points in `BLOCKS` blocks."""
-    length = plan.steps // BLOCKS
-    scale = np.ones((length, points.x.shape[1]))
-    parts = [
-        summarize(Point(points.x[i : i + length], points.x[i : i + length], points.y[i : i + length], scale))
-        for i in range(0, plan.steps, length)
-    ]
-    return Release(plan, "simulated", {}, Blocks(*(np.stack(f) for f in zip(*parts, strict=True))), points.x[-1])
+    return Release(plan, "simulated", {}, blocks_of(points.x, points.y, plan.steps // BLOCKS), points.x[-1])
 
 
 def seconds(function, repeats=3):

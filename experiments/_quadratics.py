@@ -32,6 +32,12 @@ def dense(rng, plan, curvature, optimum, step):
         x[place] = phi
         y[place] = pull @ (phi - optimum) + noise[place]
         phi = phi - step * y[place]
-    points = Point(x, x, y, np.ones_like(x))
-    pieces = [summarize(Point(*(part[i : i + BLOCK] for part in points))) for i in range(0, plan.steps, BLOCK)]
-    return Release(plan, "simulated", {}, Blocks(*(np.stack(f) for f in zip(*pieces, strict=True))), phi, points)
+    return Release(plan, "simulated", {}, blocks_of(x, y, BLOCK), phi, Point(x, x, y, np.ones_like(x)))
+
+
+def blocks_of(x, y, length):
+    """Moments of consecutive blocks of `length` steps with unit noise scale."""
+    scale = np.ones((length, x.shape[1]))
+    parts = (slice(start, start + length) for start in range(0, len(x), length))
+    pieces = [summarize(Point(x[part], x[part], y[part], scale)) for part in parts]
+    return Blocks(*(np.stack(field) for field in zip(*pieces, strict=True)))

@@ -8,6 +8,7 @@ from discreet.mechanism import loop
 from discreet.mechanism import noise as streams
 from discreet.mechanism.rows import Rows, encode
 from discreet.methods import elbo
+from discreet.methods.gaussian import MEAN_FIELD
 from discreet.model import Model
 from discreet.posterior import full
 from discreet.posterior.reading import DEFAULTS, Options, Reading, check_reading, naive_posterior, read
@@ -43,9 +44,8 @@ def fit(
     simulated stream is for studies, and the posterior's guarantee then says that it is not private. Where the trace
     cannot be read as asked, the release is not lost: the `TraceError` has it as `release`.
     """
-    check_reading(reading, options)
+    check_reading(reading, options, choice.settings.family if choice else MEAN_FIELD)
     choice = choice or planner.choose(model, rows.schema, rows.num_rows, epsilon, delta)
-    check_reading(reading, options, choice.settings.family)
     noise = noise or streams.secure()
     paid = guarantee(choice.plan, delta, noise.kind)
     if not paid.epsilon <= epsilon:  # so that nan is refused, too

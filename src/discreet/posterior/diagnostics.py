@@ -7,7 +7,7 @@ import numpy as np
 from scipy import stats
 
 from discreet.posterior import averaging
-from discreet.posterior.trace import TraceError, after, check_release, moments
+from discreet.posterior.trace import TraceError, after, check_release, moments, retained_points
 from discreet.posterior.trace_model import estimate, residual_variance
 from discreet.release import Blocks, Release
 
@@ -159,9 +159,7 @@ def _blocks(blocks: Blocks, inside: np.ndarray) -> _Pieces:
 
 def _steps(release: Release, inside: np.ndarray, among: int | None) -> _Pieces:
     """The retained steps one by one; what the first `among` coordinates say of one another is taken out."""
-    assert release.trace is not None
-    kept = np.repeat(inside, np.asarray(release.blocks.steps).reshape(-1, len(inside))[0].astype(int))
-    x, y, scale = (np.asarray(part)[..., kept, :] for part in release.trace[1:])
+    x, y, scale = retained_points(release, inside)
     if among and x.shape[-2] > 2 * among:
         dx, dy = (part[..., :among] - part[..., :among].mean(-2, keepdims=True) for part in (x, y))
         slopes = np.linalg.pinv(dx) @ dy

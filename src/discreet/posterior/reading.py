@@ -9,6 +9,7 @@ from discreet.methods.elbo import described_family
 from discreet.methods.gaussian import MEAN_FIELD, Family
 from discreet.model import Model
 from discreet.posterior import averaging, diagnostics, exact, full, laplace, naive, nuts
+from discreet.posterior.sums import noise_changes
 from discreet.posterior.trace import TraceError, tail
 from discreet.posterior.trace_model import BurnIn, Solution, Subsampling, TracePrior, check_choices, trace_model
 from discreet.posterior.types import Posterior, from_draws, through_q
@@ -99,7 +100,8 @@ def check_reading(how: str, options: Options = DEFAULTS, family: Family = MEAN_F
 
 def default_solver(release: Release, model: Model) -> Solver:
     """ "full" where the release kept what it needs and the model is small enough, else "exact"."""
-    kept = release.trace is not None or (release.cross is not None and not _noise_changes(release))
+    steps, weight = (np.asarray(part) for part in (release.blocks.steps, release.blocks.weight))
+    kept = release.trace is not None or (release.cross is not None and not noise_changes(steps, weight))
     return "full" if kept and model.dim <= full.MOST_PARAMETERS else "exact"
 
 
@@ -185,11 +187,6 @@ def _diagonal(rng, release: Release, model: Model, options: Options, draws: int)
     if answered > model.dim:
         return name, through_q(rng, found.optimum, family), found.report
     return name, around_locations(rng, found, prior.sd), found.report
-
-
-def _noise_changes(release: Release) -> bool:
-    each = np.asarray(release.blocks.weight) / np.asarray(release.blocks.steps)
-    return bool((np.ptp(each, axis=-2) > 1e-9 * each[..., 0, :]).any())
 
 
 def _unmixed(report) -> list[str]:

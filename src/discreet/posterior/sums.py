@@ -5,9 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from discreet.posterior import averaging
-from discreet.posterior.trace import FEWEST_STEPS, TraceError, after, check_release, moments
+from discreet.posterior.trace import FEWEST_STEPS, TraceError, after, check_release, moments, retained_points
 from discreet.posterior.trace_model import BurnIn
-from discreet.query import Point
 from discreet.release import Blocks, Cross, Release
 
 
@@ -50,7 +49,8 @@ def location_sums(release: Release, dim: int, burn_in: BurnIn, known: float | np
     locations = Blocks(*(np.asarray(part)[:, :dim] for part in blocks))
     moments(locations, inside[:, None])  # named errors for what is not finite and for what never moved
     if release.trace is not None:
-        return _from_trace(release.trace, dim, int(np.asarray(blocks.steps)[~inside].sum()), known)
+        x, y, scale = (part[:, :dim] for part in retained_points(release, inside))
+        return _from_points(x, y, scale, known)
     if release.cross is not None:
         return _from_products(locations, release.cross, inside, known)
     raise TraceError("a dense curvature needs products of all coordinates: run with keep='cross' or keep='trace'")
@@ -59,6 +59,12 @@ def location_sums(release: Release, dim: int, burn_in: BurnIn, known: float | np
 def fewest_steps(dim: int) -> int:
     """Retained steps without which the residual variance cannot be seen."""
     return max(FEWEST_STEPS, 2 * dim)
+
+
+def noise_changes(steps: np.ndarray, weight: np.ndarray) -> bool:
+    """Whether blocks of these lengths (…, blocks, 1) and weights (…, blocks, d) have noise of different scales."""
+    each = weight / steps
+    return bool((np.ptp(each, axis=-2) > 1e-9 * each[..., 0, :]).any())
 
 
 def in_units(sums: Sums, mean: np.ndarray, sd: np.ndarray) -> Sums:
@@ -81,9 +87,9 @@ def residual_variance(sums: Sums) -> np.ndarray:
     return np.maximum(sums.known, (sums.yy - explained) / (sums.steps - dim - 1))
 
 
-def _from_trace(trace: Point, dim: int, first: int, known: float | np.ndarray) -> Sums:
-    x, y, scale = (np.asarray(part)[first:, :dim] for part in trace[1:])
-    known, steps = np.broadcast_to(known, dim), len(x)
+def _from_points(x: np.ndarray, y: np.ndarray, scale: np.ndarray, known: float | np.ndarray) -> Sums:
+    steps, dim = x.shape
+    known = np.broadcast_to(known, dim)
     if not np.ptp(scale, axis=0).any():
         dx, dy = x - x.mean(0), y - y.mean(0)
         xx, yx, yy = (dx.T @ dx)[None], dy.T @ dx, (dy**2).sum(0)
@@ -104,7 +110,7 @@ def _from_products(blocks: Blocks, cross: Cross, inside: np.ndarray, known: floa
     steps, weight, x, y, yy = (np.asarray(part)[inside] for part in parts)
     dim = x.shape[1]
     each = weight / steps
-    if (np.ptp(each, axis=0) > 1e-9 * each[0]).any():
+    if noise_changes(steps, weight):
         raise TraceError("the noise changes along the trace: a dense curvature then needs keep='trace'")
     total = steps.sum()
     mean_x, mean_y = steps[:, 0] @ x / total, steps[:, 0] @ y / total

@@ -49,6 +49,14 @@ def after(blocks: Blocks, burn_in: float) -> np.ndarray:
     return np.arange(count)[:, None] >= round(burn_in * count)
 
 
+def retained_points(release: Release, inside: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, y and noise scale of each step of the blocks `inside`, a mask (blocks,); the release has kept its trace."""
+    assert release.trace is not None
+    kept = np.repeat(inside, np.asarray(release.blocks.steps).reshape(-1, len(inside))[0].astype(int))
+    x, y, scale = (np.asarray(part)[..., kept, :] for part in release.trace[1:])
+    return x, y, scale
+
+
 def halves(blocks: Blocks, inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The blocks `inside`, cut in two where half of their steps are over."""
     steps = np.where(inside, np.asarray(blocks.steps), 0.0)

@@ -55,7 +55,7 @@ def axis(values: np.ndarray) -> Axis:
         low = 0.0
     if -reach <= high < 0:
         high = 0.0
-    step = _tick_step(high - low)
+    step = tick_step(high - low)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return Axis(low, high, tuple(step * count for count in range(first, last + 1)))
 
@@ -70,9 +70,10 @@ def _numbers(table: "pandas.DataFrame", place: int) -> np.ndarray:
     return table.iloc[place, [0, 2, 3]].to_numpy(float)
 
 
-def _tick_step(span: float) -> float:
-    power = 10.0 ** math.floor(math.log10(span / 5))
-    return next(unit * power for unit in (1, 2, 5, 10) if span / (unit * power) <= 5)
+def tick_step(span: float, most: float = 5) -> float:
+    """The least round step of which `span` holds no more than `most`."""
+    power = 10.0 ** math.floor(math.log10(span / most))
+    return next(unit * power for unit in (1, 2, 5, 10) if span / (unit * power) <= most)
 
 
 def _row(readings: list[np.ndarray]) -> str:

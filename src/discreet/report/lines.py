@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from discreet.posterior.diagnostics import FALSE_ALARM, FEWEST_INDEPENDENT, SEEN
-from discreet.posterior.trace import after, tail
+from discreet.posterior.trace import after, retained_points, tail
 from discreet.posterior.trace_model import residual_variance
 from discreet.posterior.types import Posterior
 from discreet.release import Release
+from discreet.report.forest import tick_step
 from discreet.report.words import rounded
 
 BURN_IN, MOST_PANELS, DOTS, GROUPS, PROB, BAR = 0.2, 12, 150, 10, 0.9, 1.645
@@ -55,9 +56,7 @@ class Axis(NamedTuple):
 
     def ticks(self) -> list[float]:
         """Two to five round values."""
-        span = self.high - self.low
-        power = 10.0 ** math.floor(math.log10(span / 4.5))
-        step = next(unit * power for unit in (1, 2, 5, 10) if span / (unit * power) <= 4.5)
+        step = tick_step(self.high - self.low, 4.5)
         return [step * place for place in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
 
 
@@ -116,8 +115,7 @@ def _points(release: Release) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if release.trace is None:
         weight, x, y = (np.asarray(part)[inside] for part in (blocks.weight, blocks.mean_x, blocks.mean_y))
         return weight, x, y
-    first = int(np.asarray(blocks.steps)[~inside].sum())
-    x, y, scale = (np.asarray(part)[first:] for part in release.trace[1:])
+    x, y, scale = retained_points(release, inside)
     return scale**-2.0, x, y
 
 
