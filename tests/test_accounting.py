@@ -16,6 +16,7 @@ from discreet.plan import Plan, default_batch_limit, non_private
 PAPER = Plan(num_rows=5000, steps=10_000, sampling_prob=0.1, clip_norm=1.0, noise_multiplier=37.33)
 SMALL = Plan(num_rows=500, steps=100, sampling_prob=0.1, clip_norm=1.0, noise_multiplier=3.0)
 EXACT = Plan(num_rows=50, steps=1, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=3.0)
+LAPLACE = replace(EXACT, noise_kind="laplace")
 TABLE = [
     (5000, 0.1, 10_000, 1e-5, 0.1, 307.8),
     (5000, 0.1, 10_000, 1e-5, 0.3, 112.5),
@@ -86,9 +87,11 @@ def test_rdp_is_never_below_the_report():
     assert guarantee(PAPER, 1e-5).accountant == "PLD"
 
 
-def test_rdp_refuses_truncation():
+def test_rdp_refuses_truncation_and_sampled_laplace_noise():
     with pytest.raises(ValueError, match="batch_limit=70 must be None"):
         rdp_epsilon(replace(SMALL, batch_limit=70), 1e-5)
+    with pytest.raises(ValueError, match=r"sampling_prob=0\.1 must be 1: RDP cannot price sampled Laplace"):
+        rdp_epsilon([EXACT, replace(SMALL, noise_kind="laplace")], 1e-5)
     assert rdp_epsilon(replace(SMALL, batch_limit=500), 1e-5) == rdp_epsilon(SMALL, 1e-5)
 
 
@@ -167,6 +170,11 @@ def test_event_names_each_mechanism():
     assert event(replace(SMALL, batch_limit=80)) == dp_accounting.SelfComposedDpEvent(limited, 100)
     assert event([SMALL, EXACT]) == dp_accounting.ComposedDpEvent([event(SMALL), event(EXACT)])
     assert event(replace(SMALL, noise_multiplier=0.0)) == dp_accounting.NonPrivateDpEvent()
+    laplace = dp_accounting.LaplaceDpEvent(3.0)
+    sampled = dp_accounting.PoissonSampledDpEvent(0.1, laplace)
+    assert event(LAPLACE) == dp_accounting.SelfComposedDpEvent(laplace, 1)
+    assert event(replace(SMALL, noise_kind="laplace")) == dp_accounting.SelfComposedDpEvent(sampled, 100)
+    assert event(replace(SMALL, noise_kind="laplace", noise_multiplier=0.0)) == dp_accounting.NonPrivateDpEvent()
 
 
 def test_no_noise_is_no_guarantee():
@@ -281,3 +289,101 @@ def test_a_cache_hit_computes_nothing(monkeypatch):
     plan = calibrate(EXACT, 1.0, 1e-5)
     monkeypatch.setattr(accounting, "_bound", lambda *_: pytest.fail("computed again"))
     assert calibrate(replace(EXACT, clip_norm=2.0), 1.0, 1e-5) == replace(plan, clip_norm=2.0)
+
+
+# Laplace noise: closed forms of one step, and bounds on many.
+
+
+def shifted(mu, epsilon):
+    """δ(ε) of Laplace noise of scale 1 around 0 and around μ."""
+    return max(0.0, -math.expm1((epsilon - mu) / 2))
+
+
+@pytest.mark.parametrize("multiplier", [0.2, 1.0, 10.0, 300.0])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 1e-2])
+def test_one_laplace_step_is_its_closed_form_and_no_smaller(multiplier, delta):
+    """ε(δ) = 1/b + 2 log(1 − δ), within what the grid of the PLD costs; never above 1/b."""
+    mu = 1 / multiplier
+    exact = max(0.0, mu + 2 * math.log1p(-delta))
+    assert shifted(mu, exact) == pytest.approx(delta) or exact == 0
+    promise = guarantee(replace(LAPLACE, noise_multiplier=multiplier), delta)
+    assert exact * (1 - 1e-12) <= promise.epsilon <= min(mu, exact * (1 + 2e-5))
+    assert promise.event == f"1 × Laplace({multiplier})"
+    assert promise.advantage == pytest.approx(shifted(mu, 0), rel=1e-9)
+    if multiplier >= 1:
+        assert promise.tpr_at_fpr_01 == pytest.approx(0.01 * math.exp(mu), rel=1e-3)
+
+
+@pytest.mark.parametrize(("multiplier", "rate"), [(0.5, 0.1), (3.0, 0.3), (0.2, 0.01)])
+def test_one_sampled_laplace_step_is_its_closed_form_and_no_smaller(multiplier, rate):
+    """δ(log(1 + κ(e^ε − 1))) of the sampled step is κ δ(ε) of the whole one."""
+    whole = 1 / multiplier + 2 * math.log1p(-1e-4 / rate)
+    exact = math.log1p(rate * math.expm1(whole))
+    spent = guarantee(replace(LAPLACE, noise_multiplier=multiplier, sampling_prob=rate), 1e-4).epsilon
+    assert exact <= spent <= exact * (1 + 2e-3)
+
+
+def test_a_row_that_spreads_its_norm_over_coordinates_is_no_easier_to_see():
+    """Moved by μ₁ and μ₂: δ = 1 − (1 + min(μ₁, μ₂, c)/2) e^−c, c = (μ₁ + μ₂ − ε)/2; less than moved by the sum."""
+    relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    for first, second in [(0.5, 0.5), (0.2, 1.0), (3.0, 0.1)]:
+        loss = dp_accounting.pld.PLDAccountant(relation, 1e-3)
+        loss.compose(dp_accounting.LaplaceDpEvent(1 / first)).compose(dp_accounting.LaplaceDpEvent(1 / second))
+        for share in (0.0, 0.3, 0.6, 0.9):
+            at = share * (first + second)
+            c = (first + second - at) / 2
+            assert loss.get_delta(at) == pytest.approx(1 - (1 + min(first, second, c) / 2) * math.exp(-c), rel=1e-3)
+            assert loss.get_delta(at) < shifted(first + second, at)
+    spread = [replace(LAPLACE, noise_multiplier=3.0 / share) for share in (0.4, 0.3, 0.2, 0.1)]
+    for delta in (1e-3, 0.05):
+        assert guarantee(spread, delta).epsilon < guarantee(LAPLACE, delta).epsilon
+
+
+def test_laplace_steps_compose():
+    once = replace(LAPLACE, noise_multiplier=20.0)
+    many = replace(once, steps=200)
+    assert guarantee([once] * 5, 1e-5).epsilon == pytest.approx(
+        guarantee(replace(once, steps=5), 1e-5).epsilon, rel=1e-5
+    )
+    spent = guarantee(many, 1e-5)
+    assert spent.accountant == "PLD"
+    assert guarantee(once, 1e-5).epsilon < spent.epsilon < rdp_epsilon(many, 1e-5) < 200 / 20
+    assert spent.epsilon == pytest.approx(guarantee(replace(many, noise_kind="gaussian"), 1e-5).epsilon, rel=0.02)
+
+
+def test_what_the_steps_cost_on_their_own_is_reported_where_pld_cannot_resolve_delta():
+    sampled = replace(LAPLACE, sampling_prob=0.1, steps=10)
+    promise = guarantee(sampled, 1e-20)
+    assert promise.accountant == "sum of ε"
+    assert promise.epsilon == pytest.approx(10 * math.log(1 + 0.1 * (math.exp(1 / 3) - 1)))
+    assert guarantee(replace(LAPLACE, noise_multiplier=1e-4), 1e-20).epsilon == pytest.approx(1e4)
+
+
+def test_gaussian_and_laplace_phases_are_priced_together():
+    laplace = replace(LAPLACE, noise_multiplier=4.0)
+    for gaussian in (EXACT, SMALL, replace(SMALL, batch_limit=70)):
+        alone = [guarantee(plan, 1e-5).epsilon for plan in (gaussian, laplace)]
+        promise = guarantee([gaussian, laplace], 1e-5)
+        assert max(alone) < promise.epsilon < sum(alone)
+        assert promise.epsilon == pytest.approx(guarantee([laplace, gaussian], 1e-5).epsilon, rel=1e-9)
+        assert promise.event.endswith("Gaussian(3.0) + 1 × Laplace(4.0)")
+
+
+def test_kinds_do_not_share_a_price(cache):
+    assert guarantee(EXACT, 1e-5).epsilon != guarantee(LAPLACE, 1e-5).epsilon
+    assert len(list(cache.iterdir())) == 2
+    assert calibrate(EXACT, 1.0, 1e-5).noise_multiplier > 3
+    assert calibrate(LAPLACE, 1.0, 1e-5) == replace(LAPLACE, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps"), [(0.1, 1.0, 1), (12.0, 1.0, 1), (1.0, 1.0, 50), (1.0, 0.1, 1000), (3.0, 0.02, 1)]
+)
+def test_calibrate_of_laplace_noise_never_overspends_and_is_tight(epsilon, rate, steps):
+    plan = calibrate(replace(LAPLACE, sampling_prob=rate, steps=steps), epsilon, 1e-5)
+    assert epsilon * (1 - 1e-3) <= guarantee(plan, 1e-5).epsilon <= epsilon
+    assert plan.noise_kind == "laplace"
+
+
+def test_calibrate_of_laplace_noise_stops_at_its_own_least_noise():
+    assert calibrate(LAPLACE, 30.0, 1e-5).noise_multiplier == 0.05

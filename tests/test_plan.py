@@ -28,6 +28,9 @@ PLAN = Plan(num_rows=500, steps=100, sampling_prob=0.1, clip_norm=2.0, noise_mul
         {"batch_limit": 0},
         {"batch_limit": 501},
         {"batch_limit": 80.0},
+        {"noise_kind": "cauchy"},
+        {"noise_kind": "Laplace"},
+        {"noise_kind": None},
     ],
     ids=str,
 )
@@ -42,6 +45,28 @@ def test_a_non_private_plan_has_no_noise_and_a_hundredfold_clip_norm():
     assert (found.noise_multiplier, found.noise_std, found.clip_norm) == (0, 0, 200)
     assert dataclasses.replace(found, noise_multiplier=3.0, clip_norm=2.0) == PLAN
     assert PLAN.noise_std == 6
+
+
+def test_the_kind_of_noise_decides_which_norm_and_which_standard_deviation():
+    laplace = dataclasses.replace(PLAN, batch_limit=None, noise_kind="laplace")
+    assert (PLAN.noise_kind, PLAN.norm_order, PLAN.noise_scale, PLAN.noise_std) == ("gaussian", 2, 6.0, 6.0)
+    assert (laplace.norm_order, laplace.noise_scale) == (1, 6.0)
+    assert laplace.noise_std == pytest.approx(math.sqrt(2) * 6)
+    assert non_private(laplace).noise_kind == "laplace"
+    assert Plan(**laplace.to_dict()) == laplace
+
+
+def test_truncated_batches_with_laplace_noise_are_refused_with_a_remedy():
+    with pytest.raises(ValueError, match=r"batch_limit=80 must be None or num_rows=500: nobody can price"):
+        dataclasses.replace(PLAN, noise_kind="laplace")
+    assert dataclasses.replace(PLAN, noise_kind="laplace", batch_limit=500).batch_limit == 500
+
+
+def test_a_plan_written_before_there_were_kinds_is_gaussian():
+    written = PLAN.to_dict()
+    del written["noise_kind"]
+    assert Plan(**written) == PLAN
+    assert Plan(*written.values()) == PLAN
 
 
 def test_one_plan_is_one_phase():

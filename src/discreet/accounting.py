@@ -25,7 +25,7 @@ Phases = Plan | Sequence[Plan]
 _INTERVALS = (1e-4, 3e-5, 1e-5)  # below 1e-5 floating point costs more than the finer grid gains
 _ROUNDING = 1e-15  # δ per step that rounding in the Fourier transforms may hide; 1e-16 was the most seen
 _ORDERS = (*range(2, 65), *(int(2 ** (k / 2)) for k in range(13, 25)))
-_LEAST_NOISE = 0.45
+_LEAST_NOISE = {"gaussian": 0.45, "laplace": 0.05}
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,9 @@ def event(plan: Phases) -> "DpEvent":
 
     A `batch_limit` below `num_rows` is charged as truncated Poisson sampling, also at sampling_prob = 1,
     where that is valid but loose: it charges the random subset as if rows were swapped.
+    Laplace noise is charged as if a row put all of its L1 norm on one coordinate. Nothing is worse: one that is moved
+    by μ scales has δ(ε) = 1 − exp(−c), c = (μ − ε) / 2 ≥ 0; two that are moved by μ₁ + μ₂ = μ have
+    1 − (1 + min(μ₁, μ₂, c) / 2) exp(−c) for ε ≥ 0; more coordinates follow by induction.
 
     >>> event(Plan(num_rows=50, steps=3, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=2.0))
     SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=3)
@@ -102,7 +105,8 @@ def event(plan: Phases) -> "DpEvent":
         return dpa.ComposedDpEvent([event(part) for part in (phase, *others)])
     if phase.noise_multiplier == 0:
         return dpa.NonPrivateDpEvent()
-    rate, step = phase.sampling_prob, dpa.GaussianDpEvent(phase.noise_multiplier)
+    kinds = {"gaussian": dpa.GaussianDpEvent, "laplace": dpa.LaplaceDpEvent}
+    rate, step = phase.sampling_prob, kinds[phase.noise_kind](phase.noise_multiplier)
     if phase.batch_limit is not None:
         terms = (phase.num_rows, rate, phase.batch_limit, phase.noise_multiplier)
         step = dpa.TruncatedSubsampledGaussianDpEvent(*terms)
@@ -114,7 +118,8 @@ def event(plan: Phases) -> "DpEvent":
 def guarantee(plan: Phases, delta: float, noise: Noise = "unstated") -> Guarantee:
     """The plan's guarantee at `delta`: the smallest of several valid upper bounds on ε.
 
-    Guarantee: PLD at each of `_intervals`, charged for floating point, and RDP if nothing is truncated.
+    Guarantee: PLD at each of `_intervals`, charged for floating point; RDP where there is one; for Laplace noise alone
+    also the sum of the steps' own ε, log(1 + κ (e^(1/b) − 1)) at noise multiplier b.
 
     >>> plan = Plan(num_rows=50, steps=4, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=2 * 3.7306317)
     >>> round(guarantee(plan, 1e-5).epsilon, 4)
@@ -129,7 +134,7 @@ def calibrate(plan: Plan, epsilon: float, delta: float) -> Plan:
     """The plan with the smallest noise multiplier, to about 4 digits, that meets (epsilon, delta).
 
     Guarantee: `guarantee(calibrate(plan, epsilon, delta), delta).epsilon <= epsilon`, evaluated, not
-    extrapolated. The plan's own noise multiplier is ignored. The result is never below 0.45.
+    extrapolated. The plan's own noise multiplier is ignored. The result is never below 0.45, or 0.05 for Laplace.
 
     >>> plan = Plan(num_rows=50, steps=4, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=0.0)
     >>> round(calibrate(plan, 1.0, 1e-5).noise_multiplier / 2, 2)
@@ -150,7 +155,7 @@ def calibrate(plan: Plan, epsilon: float, delta: float) -> Plan:
 
 
 def rdp_epsilon(plan: Phases, delta: float) -> float:
-    """The RDP upper bound on ε: a cross-check of untruncated plans.
+    """The RDP upper bound on ε: a cross-check of untruncated plans; with Laplace noise, of unsampled ones.
 
     >>> plan = Plan(num_rows=50, steps=4, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=7.461264)
     >>> rdp_epsilon(plan, 1e-5) > guarantee(plan, 1e-5).epsilon
@@ -159,8 +164,10 @@ def rdp_epsilon(plan: Phases, delta: float) -> float:
     from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
 
-    for limit in (phase.batch_limit for phase in _priced(plan)):
+    for phase in _priced(plan):
+        limit, rate = phase.batch_limit, phase.sampling_prob
         require(limit is None, "batch_limit", limit, "be None or num_rows: RDP cannot price truncation")
+        require(_has_rdp(phase), "sampling_prob", rate, "be 1: RDP cannot price sampled Laplace noise")
     accountant = RdpAccountant(_ORDERS, NeighboringRelation.REPLACE_SPECIAL).compose(event(plan))
     return float(accountant.get_epsilon(delta))
 
@@ -176,31 +183,49 @@ def _priced(plan: Phases) -> tuple[Plan, ...]:
 def _description(phase: Plan) -> str:
     limit = "" if phase.batch_limit is None else f", at most {phase.batch_limit} of {phase.num_rows}"
     sampled = f"Poisson({phase.sampling_prob}{limit}) " if phase.sampling_prob < 1 or limit else ""
-    return f"{phase.steps} × {sampled}Gaussian({phase.noise_multiplier})"
+    return f"{phase.steps} × {sampled}{phase.noise_kind.capitalize()}({phase.noise_multiplier})"
+
+
+def _has_rdp(phase: Plan) -> bool:
+    return phase.batch_limit is None and (phase.noise_kind == "gaussian" or phase.sampling_prob == 1)
 
 
 def _intervals(priced: Sequence[Plan]) -> tuple[float, ...]:
     """The discretisation intervals worth evaluating, coarse to fine.
 
-    With sd = κ √expm1(1/σ²), one step's spread, they are clip(sd/10, 1e-5, 1e-4) and finer ones of 3e-5 and
+    With sd = κ √expm1(1/σ²), one step's spread (Gaussian), they are clip(sd/10, 1e-5, 1e-4) and finer ones of 3e-5 and
     1e-5 down to sd/40; finer still gains at most 5e-4 of ε. From sd = .01 on sd/100 is enough (1e-5 of ε).
-    No grid is so large that it takes minutes; noise near 0 has no interval at all.
+    No grid is so large that it takes minutes; noise near 0 has no interval at all. Half of a Laplace step's
+    probability is at its largest loss: intervals are shortened to meet it.
     """
     parts = [_loss(phase) for phase in priced if phase.noise_multiplier > 0]
     total = sum(count * variance for count, variance, _ in parts)
     spread = math.sqrt(total / max(1, sum(count for count, _, _ in parts)))
     least = (20 * math.sqrt(total) + 5 * sum(reach for _, _, reach in parts)) / 1e6
     rule = max(least, min(spread / 100, 0.1), min(max(spread / 10, _INTERVALS[-1]), _INTERVALS[0]))
-    return () if rule > 100 else (rule, *(h for h in _INTERVALS if max(spread / 40, least) <= h < rule))
+    found = () if rule > 100 else (rule, *(h for h in _INTERVALS if max(spread / 40, least) <= h < rule))
+    top = max((_own_epsilon(p) for p in priced if p.noise_kind == "laplace" and p.noise_multiplier > 0), default=0.0)
+    return tuple(top / math.ceil(top / h) if top > h else h for h in found)
 
 
 def _loss(phase: Plan) -> tuple[int, float, float]:
-    """Count, variance and reach of the privacy losses composed; T unsampled steps are one Gaussian."""
-    sampled = phase.sampling_prob < 1 or phase.batch_limit is not None
+    """Count, variance and reach of the privacy losses composed; T unsampled Gaussian steps are one Gaussian."""
+    rate = phase.sampling_prob
+    if phase.noise_kind == "laplace":
+        most, small = 1 / phase.noise_multiplier, min(1 / phase.noise_multiplier, 700)
+        chi = (2 * math.expm1(small) + math.expm1(-2 * small)) / 3
+        return phase.steps, min(rate**2 * chi, rate * most**2), _own_epsilon(phase)
+    sampled = rate < 1 or phase.batch_limit is not None
     count, merged = (phase.steps, 1) if sampled else (1, phase.steps)
-    rate, inverse = phase.sampling_prob, merged / phase.noise_multiplier**2
+    inverse = merged / phase.noise_multiplier**2
     variance = min(rate**2 * math.expm1(min(inverse, 700)), rate * inverse * (1 + inverse / 4))
     return count, variance, max(0.0, 10 * math.sqrt(inverse) + inverse / 2 + math.log(rate))
+
+
+def _own_epsilon(phase: Plan) -> float:
+    """The ε of one step of Laplace noise at δ = 0."""
+    most = 1 / phase.noise_multiplier
+    return math.log1p(phase.sampling_prob * math.expm1(min(most, 700))) + max(0.0, most - 700)
 
 
 def _bound(priced: Sequence[Plan], delta: float, intervals: Sequence[float]) -> tuple[float, str, list[Any]]:
@@ -212,8 +237,10 @@ def _bound(priced: Sequence[Plan], delta: float, intervals: Sequence[float]) -> 
     losses = [PLDAccountant(relation, interval).compose(spent) for interval in intervals]
     usable = delta - _ROUNDING * sum(phase.steps for phase in priced)
     bounds = [(float(loss.get_epsilon(usable)), "PLD") for loss in losses if usable > 0]
-    if all(phase.batch_limit is None for phase in priced):
+    if all(map(_has_rdp, priced)):
         bounds.append((rdp_epsilon(priced, delta), "RDP"))
+    if all(phase.noise_kind == "laplace" and phase.noise_multiplier > 0 for phase in priced):
+        bounds.append((sum(phase.steps * _own_epsilon(phase) for phase in priced), "sum of ε"))
     epsilon, accountant = min(bounds, default=(math.inf, "PLD"))
     return epsilon, accountant, losses
 
@@ -256,16 +283,19 @@ def _least_noise(plan: Plan, epsilon: float, delta: float) -> dict:
 
     scale = float(get_sigma_gaussian(epsilon, delta)) * phase.sampling_prob * math.sqrt(phase.steps)
     guess = scale if phase.sampling_prob == 1 else math.log1p(scale**-2) ** -0.5
-    return {"noise_multiplier": _smallest(bound, epsilon, guess)}
+    if phase.noise_kind == "laplace":
+        each = min(epsilon / phase.steps, 700)
+        guess = min(guess, 1 / math.log1p(math.expm1(each) / phase.sampling_prob))
+    return {"noise_multiplier": _smallest(bound, epsilon, guess, _LEAST_NOISE[phase.noise_kind])}
 
 
-def _smallest(bound: Callable[[float], float], target: float, x: float) -> float:
-    """The smallest x ≥ 0.45 with bound(x) ≤ target, to 2e-4 in the bound or 2e-5 in x; x was evaluated."""
+def _smallest(bound: Callable[[float], float], target: float, x: float, least: float) -> float:
+    """The smallest x ≥ least with bound(x) ≤ target, to 2e-4 in the bound or 2e-5 in x; x was evaluated."""
     low, high = None, None
     for attempt in range(1, 100):
-        x = max(_LEAST_NOISE, _up(x, 6))
+        x = max(least, _up(x, 6))
         value = bound(x)
-        if target * (1 - 2e-4) <= value <= target or (value <= target and x == _LEAST_NOISE):
+        if target * (1 - 2e-4) <= value <= target or (value <= target and x == least):
             return x
         gap = min(max(math.log(max(value, 1e-300) / target) + 1e-4, -1.4), 1.4)
         low, high = ((x, gap), high) if value > target else (low, (x, gap))

@@ -2,18 +2,34 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from discreet.numpyro_model import ModelError, numpyro_fields
 from discreet.schema import Schema
 
-__all__ = ["Model", "ModelError", "Row", "from_numpyro"]
+__all__ = ["Linear", "Model", "ModelError", "Row", "from_numpyro"]
 
 Row = Mapping[str, Array]
+
+
+class Linear(NamedTuple):
+    """A row term that is a function of a linear predictor: log p(row | z) = log_likelihood(u, rest, row).
+
+    u = features(row) · z[:p] with p features, and rest = z[p:]. Gradients of many rows are then matrix products.
+    """
+
+    features: Callable[[Row], Array]
+    log_likelihood: Callable[[Array, Array, Row], Array]
+
+    def at(self, z: Array, row: Row) -> Array:
+        """log p(row | z)."""
+        features = self.features(row)
+        return self.log_likelihood(jnp.dot(features, z[: len(features)]), z[len(features) :], row)
 
 
 @dataclass(frozen=True)
@@ -29,6 +45,7 @@ class Model:
     columns                    the columns a row must have; `outcome` names those that `simulate` makes
     labels                     names of the entries of vector parameters, by parameter
     description                plain public values that say which model this is
+    linear                     the same row likelihood by its linear predictor, where it has one: quicker
     """
 
     dim: int
@@ -42,6 +59,7 @@ class Model:
     mean: Callable[[Array, Row], Array] | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     description: Mapping[str, Any] = field(default_factory=dict)
+    linear: Linear | None = None
 
 
 def from_numpyro(

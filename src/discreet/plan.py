@@ -4,18 +4,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+NORM_ORDERS = {"gaussian": 2, "laplace": 1}
+_SDS = {"gaussian": 1.0, "laplace": math.sqrt(2)}  # of a standard draw, that is one of scale 1
+
 
 @dataclass(frozen=True)
 class Plan:
     """`steps` noisy sums over Poisson batches of `num_rows` rows.
 
     Each step every row takes part with probability `sampling_prob`; if more than `batch_limit` rows do, a
-    uniformly random subset of that size stays (`None`: no limit). Each row's vector is clipped to Euclidean
-    norm `clip_norm`, and the sum gets Gaussian noise of standard deviation `noise_multiplier * clip_norm`.
+    uniformly random subset of that size stays (`None`: no limit). Each row's vector is clipped to norm `clip_norm`,
+    and each coordinate of the sum gets noise of scale `noise_multiplier * clip_norm`. `noise_kind` says which norm and
+    which noise: "gaussian" is the Euclidean norm and a normal with that standard deviation; "laplace" is the L1 norm
+    and the density exp(−|x| / scale) / (2 scale).
 
     >>> plan = Plan(num_rows=5000, steps=100, sampling_prob=0.1, clip_norm=2.0, noise_multiplier=37.5)
-    >>> plan.noise_std
-    75.0
+    >>> plan.noise_scale, plan.noise_std
+    (75.0, 75.0)
+    >>> plan = replace(plan, noise_kind="laplace")
+    >>> plan.noise_scale, round(plan.noise_std, 3)
+    (75.0, 106.066)
     """
 
     num_rows: int
@@ -24,6 +32,7 @@ class Plan:
     clip_norm: float
     noise_multiplier: float
     batch_limit: int | None = None
+    noise_kind: str = "gaussian"
 
     def __post_init__(self):
         """Refuse what no mechanism can run."""
@@ -49,11 +58,33 @@ class Plan:
             limit,
             f"be None or a whole number between 1 and num_rows={self.num_rows}",
         )
+        require(
+            isinstance(self.noise_kind, str) and self.noise_kind in NORM_ORDERS,
+            "noise_kind",
+            self.noise_kind,
+            f"be one of {', '.join(NORM_ORDERS)}",
+        )
+        require(
+            self.noise_kind == "gaussian" or limit in (None, self.num_rows),
+            "batch_limit",
+            limit,
+            f"be None or num_rows={self.num_rows}: nobody can price truncated batches with {self.noise_kind} noise",
+        )
+
+    @property
+    def norm_order(self) -> int:
+        """Which norm of a row's vector `clip_norm` bounds: 2 is Euclidean, 1 the sum of absolute values."""
+        return NORM_ORDERS[self.noise_kind]
+
+    @property
+    def noise_scale(self) -> float:
+        """What a standard draw of the plan's kind is multiplied by, before it is added to an answer."""
+        return self.noise_multiplier * self.clip_norm
 
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on each coordinate of an answer."""
-        return self.noise_multiplier * self.clip_norm
+        return self.noise_scale * _SDS[self.noise_kind]
 
     def to_dict(self) -> dict:
         """The plan as plain values, for JSON."""
@@ -68,8 +99,9 @@ def phases(plan: Plan | Sequence[Plan]) -> tuple[Plan, ...]:
 def non_private(plan: Plan) -> Plan:
     """The same plan without noise, and with a clip norm that clips nobody who is not 100 times the planned norm.
 
-    A reference through the same code: its guarantee is ε = ∞, and it runs on simulated noise only. Answers are still
-    rounded, to 10⁻⁴ of the planned norm: plan for the gradient variant that will be asked.
+    The kind of noise stays, and with it the norm that is clipped. A reference through the same code: its guarantee is
+    ε = ∞, and it runs on simulated noise only. Answers are still rounded, to 10⁻⁴ of the planned norm: plan for the
+    gradient variant that will be asked.
 
     >>> non_private(Plan(50, 4, 0.5, clip_norm=1.0, noise_multiplier=7.0)).noise_std
     0.0

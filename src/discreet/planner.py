@@ -31,7 +31,8 @@ class Choice(NamedTuple):
 
     def facts(self) -> dict:
         """What a release should say about the choice, as plain values."""
-        prior = {name: np.asarray(values).tolist() for name, values in self.prior._asdict().items()}
+        known = {name: values for name, values in self.prior._asdict().items() if values is not None}
+        prior = {name: np.asarray(values).tolist() for name, values in known.items()}
         return {"prior": prior, "reasons": list(self.reasons)}
 
 

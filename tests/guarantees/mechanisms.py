@@ -11,7 +11,7 @@ from discreet.families.glm import glm
 from discreet.mechanism.rows import store
 from discreet.methods import elbo
 from discreet.methods.gaussian import NAMES, POSITIVE, Family
-from discreet.plan import Plan, default_batch_limit
+from discreet.plan import NORM_ORDERS, Plan, default_batch_limit
 from discreet.schema import Categorical, Numeric, Schema
 
 COVARIATES = (Numeric("age", 20, 60), Categorical("sex", ("f", "m", "x")))
@@ -32,15 +32,17 @@ MODELS = {
 
 
 class Recipe(NamedTuple):
-    """One way to ask: a gradient variant on a family, with an optimiser and a number of draws."""
+    """One way to ask: a gradient variant on a family, with an optimiser, a number of draws and a kind of noise."""
 
     variant: str = "vanilla"
     family: Family = Family()
     optimiser: str = "sgd"
     draws: int = 4
+    noise_kind: str = "gaussian"
 
 
 VANILLA = Recipe()
+PRECONDITIONED = ("preconditioned", "aligned preconditioned")
 RECIPES = [
     Recipe(variant, Family(family, positive), optimiser, draws)
     for variant, parts in elbo.VARIANTS.items()
@@ -56,15 +58,17 @@ def simple_settings(model, recipe=VANILLA, beta=50.0):
     family, dim = recipe.family, model.dim
     start = np.array(elbo.start_at(model, np.linspace(0.03, 0.09, dim), np.linspace(-0.2, 0.3, dim), family))
     start[2 * dim :] = 0.02 * np.cos(np.arange(len(start) - 2 * dim))
-    precondition = np.repeat([1.0, beta], [dim, len(start) - dim]) if recipe.variant == "preconditioned" else None
+    given = recipe.variant in PRECONDITIONED
+    precondition = np.repeat([1.0, beta], [dim, len(start) - dim]) * np.linspace(1, 2, len(start)) if given else None
     return elbo.Settings(start, 1e-4, recipe.variant, precondition, family, recipe.optimiser, recipe.draws)
 
 
 def make(name, recipe=VANILLA, num_rows=40, steps=6, sampling_prob=0.25, clip_norm=2.0, noise_multiplier=3.0):
     model, schema = MODELS[name], SCHEMAS[name]
     rows = store(schema, schema.sample(np.random.default_rng(3), num_rows))
-    limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, sampling_prob)
-    plan = Plan(num_rows, steps, sampling_prob, clip_norm, noise_multiplier, limit)
+    whole = schema.held_as_counts(num_rows) or recipe.noise_kind == "laplace"
+    limit = None if whole else default_batch_limit(num_rows, sampling_prob)
+    plan = Plan(num_rows, steps, sampling_prob, clip_norm, noise_multiplier, limit, recipe.noise_kind)
     return plan, elbo.query(model, plan, simple_settings(model, recipe)), rows
 
 
@@ -76,13 +80,19 @@ def first_question(query, key=None):
 
 EVERY = [(name, VANILLA) for name in MODELS] + [("logistic", recipe) for recipe in RECIPES]
 EVERY += [(name, Recipe(variant)) for name in ("gaussian", "beta-bernoulli") for variant in elbo.VARIANTS]
+EVERY += [  # of several draws, aligned answers would have the noise of a sum: not Laplace
+    ("logistic", Recipe("preconditioned", noise_kind="laplace")),
+    ("beta-bernoulli", Recipe(noise_kind="laplace")),
+    ("logistic", Recipe("aligned", Family("full-rank", "exp"), "adam", 1, "laplace")),
+]
 EVERY = list(dict.fromkeys(EVERY))
+assert {recipe.noise_kind for _, recipe in EVERY} == set(NORM_ORDERS)
 
 
 def title(name, recipe):
     """What a test of this mechanism is called."""
-    family = recipe.family
-    return f"{name} {recipe.variant} {family.name} {family.positive} {recipe.optimiser} K={recipe.draws}"
+    family, noise = recipe.family, "" if recipe.noise_kind == "gaussian" else f" {recipe.noise_kind}"
+    return f"{name} {recipe.variant} {family.name} {family.positive} {recipe.optimiser} K={recipe.draws}{noise}"
 
 
 every = pytest.mark.parametrize(("name", "recipe"), EVERY, ids=[title(*pair) for pair in EVERY])

@@ -1,9 +1,10 @@
 """Reads the privacy boundary off a traced mechanism.
 
 Every value has a level. Rows are RAW; the noise is SECRET; the sampled multiplicities are SAMPLED; the plan's clip
-norm and noise std are CLIP and STD (public, and recognised as the plan's own). Only the primitive `bounded_sum` makes
-BOUNDED, and only from public questions, SAMPLED multiplicities and the CLIP of the plan. Only `privatize` makes PUBLIC
-out of BOUNDED, with SECRET noise that nothing else uses, and the STD and CLIP of the plan. Anything else done to a
+norm and noise scale are CLIP and SCALE (public, and recognised as the plan's own); the clip norm of a Laplace plan is
+CLIP_L1. Only the primitive `bounded_sum` makes BOUNDED, and only from public questions, SAMPLED multiplicities and the
+clip norm of the plan, of the order that the plan means. Only `privatize` makes PUBLIC out of BOUNDED, with SECRET noise
+that nothing else uses, and the scale and clip norm of the plan. Anything else done to a
 value that is not public is RAW again; every output must be public. The two steps are recognised by the identity of
 their primitives, not by name.
 """
@@ -20,15 +21,17 @@ from discreet.mechanism.clipping import bounded_sum_p, privatize_p
 class Level(Enum):
     PUBLIC = 0
     CLIP = 1
-    STD = 2
-    SAMPLED = 3
-    SECRET = 4
-    BOUNDED = 5
-    RAW = 6
+    CLIP_L1 = 2
+    SCALE = 3
+    SAMPLED = 4
+    SECRET = 5
+    BOUNDED = 6
+    RAW = 7
 
 
-PUBLIC, CLIP, STD, SAMPLED, SECRET, BOUNDED, RAW = Level
-OPEN = {PUBLIC, CLIP, STD}
+PUBLIC, CLIP, CLIP_L1, SCALE, SAMPLED, SECRET, BOUNDED, RAW = Level
+CLIPS = {2: CLIP, 1: CLIP_L1}
+OPEN = {PUBLIC, SCALE, *CLIPS.values()}
 CALLS = {
     "jit",
     "pjit",
@@ -78,7 +81,7 @@ def _step(eqn, ins):
     if eqn.primitive is bounded_sum_p:
         return [_bounded(eqn, ins)], 0
     if eqn.primitive is privatize_p:
-        if ins != [BOUNDED, SECRET, STD, CLIP]:
+        if ins[:3] != [BOUNDED, SECRET, SCALE] or ins[3] not in CLIPS.values():
             raise LeakError(f"privatize takes a bounded total, fresh noise and the plan's scales, got {_names(ins)}")
         return [PUBLIC], 1
     if all(level in OPEN for level in ins):
@@ -98,8 +101,10 @@ def _bounded(eqn, ins):
         raise LeakError("the question depends on rows or noise")
     if multiplicity is not SAMPLED:
         raise LeakError("rows are weighted by something other than the sampled multiplicities")
-    if clip is not CLIP:
+    if clip not in CLIPS.values():
         raise LeakError("rows are clipped to something other than the plan's clip norm")
+    if clip is not CLIPS[eqn.params["order"]]:
+        raise LeakError("rows are clipped in another norm than the plan's")
     _no_side_effects(eqn.params["jaxpr"])
     return BOUNDED
 

@@ -1,4 +1,4 @@
-"""The four audits of the mechanism, none sufficient alone, and the seeded faults that each must catch.
+"""The audits of the mechanism, none sufficient alone, and the seeded faults that each must catch.
 
 A guard that has never failed proves nothing: every audit is a function that is also run on a faulty mechanism.
 False-alarm rates are stated beside each statistical threshold; seeds are fixed, so a passing test stays passing.
@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from discreet import accounting
 from discreet.mechanism import clipping, loop, noise, sampling
 from discreet.mechanism.rows import Rows, store
 from discreet.methods import elbo
 from discreet.methods.gaussian import Family
-from discreet.plan import Plan, default_batch_limit
+from discreet.plan import NORM_ORDERS, Plan, default_batch_limit
 from discreet.query import Point, Query
 from discreet.schema import Numeric, Schema
-from tests.guarantees.mechanisms import MODELS, Recipe, every, make, simple_settings
+from tests.guarantees.mechanisms import MODELS, PRECONDITIONED, Recipe, every, make, simple_settings
 
 UNITS = clipping.GRID
 
@@ -29,51 +30,57 @@ UNITS = clipping.GRID
 
 
 def sensitivity(total, query, plan, columns, multiplicity, key):
-    """Largest change of the total when one row is zeroed out, in units of the clip norm."""
+    """Largest change of the total when one row is zeroed out, in units and in the norm of the plan's clip norm."""
 
     @jax.jit
     def totals(chance, columns, weights):
         question = query.ask(chance, query.init(key))
-        return jax.lax.map(lambda weight: total(query, question, columns, weight, plan.clip_norm), weights)
+        return jax.lax.map(lambda weight: total(query, question, columns, weight, plan), weights)
 
     with jax.enable_x64(True):
         without = multiplicity[None] - np.eye(len(multiplicity))
         weights = np.concatenate([multiplicity[None], without])
         with_all, *others = np.asarray(totals(query.chance(key), columns, weights))
-    return float(np.linalg.norm(others - with_all, axis=1).max() / UNITS)
+    return float(np.linalg.norm(others - with_all, plan.norm_order, axis=1).max() / UNITS)
 
 
-def honest_total(query, question, columns, multiplicity, clip_norm):
-    return clipping.bounded_sum(query.row_value, question, columns, multiplicity, jnp.float64(clip_norm))
+def honest_total(query, question, columns, multiplicity, plan):
+    clip_norm = jnp.float64(plan.clip_norm)
+    return clipping.bounded_sum(query.row_value, question, columns, multiplicity, clip_norm, plan.norm_order)
 
 
 def row_values(query, question, columns):
     return jax.vmap(lambda row: query.row_value(question, row))(columns)
 
 
-def unclipped(query, question, columns, multiplicity, clip_norm):
-    return multiplicity @ jnp.nan_to_num(row_values(query, question, columns)) * UNITS / clip_norm
+def euclidean(query, question, columns, multiplicity, plan):
+    """The norm of Gaussian noise, whatever the noise."""
+    return clipping.bounded_sum(query.row_value, question, columns, multiplicity, jnp.float64(plan.clip_norm), 2)
 
 
-def clip_after_sum(query, question, columns, multiplicity, clip_norm):
+def unclipped(query, question, columns, multiplicity, plan):
+    return multiplicity @ jnp.nan_to_num(row_values(query, question, columns)) * UNITS / plan.clip_norm
+
+
+def clip_after_sum(query, question, columns, multiplicity, plan):
     total = multiplicity @ jnp.nan_to_num(row_values(query, question, columns))
-    factor = jnp.minimum(1.0, 5 * clip_norm / jnp.linalg.norm(total))
-    return total * factor * UNITS / clip_norm
+    factor = jnp.minimum(1.0, 5 * plan.clip_norm / jnp.linalg.norm(total))
+    return total * factor * UNITS / plan.clip_norm
 
 
-def unclipped_prior(query, question, columns, multiplicity, clip_norm):
+def unclipped_prior(query, question, columns, multiplicity, plan):
     """Each row carries its share of the prior outside its own clip."""
-    clipped = clipping.clip_to_grid(row_values(query, question, columns), jnp.float64(clip_norm))
+    clipped = clipping.clip_to_grid(row_values(query, question, columns), plan.clip_norm, plan.norm_order)
     return multiplicity @ (clipped + 3 * UNITS)
 
 
-def divided_by_batch(query, question, columns, multiplicity, clip_norm):
-    total = honest_total(query, question, columns, multiplicity, clip_norm)
+def divided_by_batch(query, question, columns, multiplicity, plan):
+    total = honest_total(query, question, columns, multiplicity, plan)
     return total / jnp.maximum(multiplicity.sum(), 1) * len(multiplicity)
 
 
-def counted_padding(query, question, columns, multiplicity, clip_norm):
-    values = clipping.clip_to_grid(row_values(query, question, columns), jnp.float64(clip_norm))
+def counted_padding(query, question, columns, multiplicity, plan):
+    values = clipping.clip_to_grid(row_values(query, question, columns), plan.clip_norm, plan.norm_order)
     return (multiplicity > -1).astype(float) @ values * multiplicity.sum()
 
 
@@ -95,29 +102,41 @@ def test_one_row_moves_the_sum_by_at_most_the_clip_norm(name, recipe, key):
     assert sensitivity(honest_total, query, plan, columns, np.ones(stored), key) <= 1.0
 
 
-@pytest.mark.parametrize("fault", [unclipped, clip_after_sum, unclipped_prior, divided_by_batch, counted_padding])
-def test_the_sensitivity_audit_catches(fault, key):
-    plan, query, rows = make("logistic", num_rows=30, clip_norm=0.1)
+SENSITIVE = [unclipped, clip_after_sum, unclipped_prior, divided_by_batch, counted_padding]
+orders = pytest.mark.parametrize("order", NORM_ORDERS.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [*((fault, "gaussian") for fault in SENSITIVE), (unclipped, "laplace"), (euclidean, "laplace")]
+)
+def test_the_sensitivity_audit_catches(fault, kind, key):
+    plan, query, rows = make("logistic", Recipe(noise_kind=kind), num_rows=30, clip_norm=0.1)
     assert sensitivity(fault, query, plan, rows._columns, np.ones(30), key) > 1.0
 
 
-def test_grid_norms_never_exceed_the_clip():
-    rng, clip = np.random.default_rng(4), jax.jit(clipping.clip_to_grid)
+@orders
+def test_grid_norms_never_exceed_the_clip(order):
+    """Whole numbers: |x|¹ or |x|² summed without rounding."""
+    rng, clip = np.random.default_rng(4), jax.jit(clipping.clip_to_grid, static_argnums=2)
     with jax.enable_x64(True):
         for dim in (1, 2, 17, 400):
             values = rng.normal(size=(2000, dim)) * np.exp(10 * rng.normal(size=(2000, 1)))
-            rounded = np.asarray(clip(values, 0.37))
+            values[:100] = np.sign(values[:100])
+            rounded = np.asarray(clip(values, 0.37, order))
             np.testing.assert_array_equal(rounded, np.round(rounded))
-            assert (rounded.astype(np.int64) ** 2).sum(1).max() <= 2**40
+            norms = (np.abs(rounded).astype(np.int64) ** order).sum(1)
+            assert 0.999 * 2 ** (20 * order) < norms.max() <= 2 ** (20 * order)
 
 
+@orders
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
-def test_a_wild_row_adds_at_most_its_clip(bad):
+def test_a_wild_row_adds_at_most_its_clip(bad, order):
     with jax.enable_x64(True):
-        wild, tame = np.asarray(jax.jit(clipping.clip_to_grid)(np.array([[bad, 1.0], [0.3, -0.2]]), 2.0))
-        alone = np.asarray(jax.jit(clipping.clip_to_grid)(np.array([[0.3, -0.2]]), 2.0))[0]
+        clip = partial(jax.jit(clipping.clip_to_grid, static_argnums=2), clip_norm=2.0, order=order)
+        wild, tame = np.asarray(clip(np.array([[bad, 1.0], [0.3, -0.2]])))
+        alone = np.asarray(clip(np.array([[0.3, -0.2]])))[0]
     np.testing.assert_array_equal(tame, alone)
-    assert np.linalg.norm(wild) <= (UNITS if np.isfinite(bad) else 0)
+    assert np.linalg.norm(wild, order) <= (UNITS if np.isfinite(bad) else 0)
 
 
 # 2. Noise: scale, shape, independence.
@@ -145,15 +164,18 @@ def one_column(values):
     return store(Schema((Numeric("x", -1e9, 1e9),)), {"x": np.asarray(values, float)})
 
 
-def noise_z_scores(answers, std):
+LAWS = {"gaussian": stats.norm(), "laplace": stats.laplace(scale=0.5**0.5)}  # of sd 1
+
+
+def noise_z_scores(answers, std, kind="gaussian"):
     """z-scores of sd, mean, lag-one and cross-coordinate correlation, and the KS distance in its own units."""
-    scaled = answers / std
+    scaled, law = answers / std, LAWS[kind]
     count = scaled.size
     lag = (scaled[1:] * scaled[:-1]).sum() / np.sqrt(scaled[1:].size)
     cross = (scaled[:, 0] * scaled[:, -1]).sum() / np.sqrt(len(scaled)) if scaled.shape[1] > 1 else 0.0
-    ks = stats.kstest(scaled.ravel(), "norm").pvalue
+    ks = stats.kstest(scaled.ravel(), law.cdf).pvalue
     return [
-        (scaled.var() - 1) * np.sqrt(count / 2),
+        (scaled.var() - 1) * np.sqrt(count / (law.stats("k") + 2)),
         scaled.mean() * np.sqrt(count),
         lag,
         cross,
@@ -173,6 +195,27 @@ def test_noise_std_is_the_plans_for_every_padding(rate, limit):
     assert np.abs(noise_z_scores(noise_answers(plan), plan.noise_std)).max() < 4.9
 
 
+@pytest.mark.parametrize("rate", [0.2, 1.0])
+def test_laplace_noise_has_the_plans_std_and_its_shape(rate):
+    """False alarm below 5·10⁻⁶ a case (normal approximation)."""
+    plan = Plan(20, 8000, rate, 2.0, 3.0, noise_kind="laplace")
+    assert np.abs(noise_z_scores(noise_answers(plan), plan.noise_std, "laplace")).max() < 4.9
+
+
+def test_the_noise_audit_catches_a_scale_used_as_a_std(monkeypatch):
+    plan = Plan(20, 8000, 0.2, 2.0, 3.0, noise_kind="laplace")
+    monkeypatch.setattr(Plan, "noise_scale", 6.0 / 2**0.5)
+    assert np.abs(noise_z_scores(noise_answers(plan), 2**0.5 * 6.0, "laplace")).max() > 4.9
+
+
+@pytest.mark.parametrize(("claimed", "drawn"), [("laplace", "gaussian"), ("gaussian", "laplace")])
+def test_the_noise_audit_catches_the_other_kind(claimed, drawn):
+    """The sd is right, the shape is not."""
+    draws, std = noise.simulated(13).draw(drawn, 0, (8000, 4)), {"gaussian": 1.0, "laplace": 2**0.5}[drawn]
+    assert np.abs(noise_z_scores(draws, std, drawn)).max() < 4.9
+    assert np.abs(noise_z_scores(draws, std, claimed)).max() > 4.9
+
+
 @pytest.mark.parametrize("factor", [0.5, 0.9, 0.99])
 def test_the_noise_audit_catches_less_noise(factor):
     plan = Plan(20, 80_000 if factor == 0.99 else 8000, 0.2, 2.0, 3.0 * factor, 6)
@@ -190,20 +233,20 @@ def completed_noise(name, recipe, plan_scale=lambda scale: scale, steps=4000):
     plan, query, _ = make(name, recipe)
 
     @jax.jit
-    def completed(chance, normal):
+    def completed(chance, draws):
         state = query.init(None)
         question = query.ask(chance, state)
 
-        def complete(normal):
+        def complete(draw):
             total = jnp.zeros(query.size)
-            answer = clipping.privatize(total, normal, jnp.array(plan.noise_std), jnp.array(plan.clip_norm))
+            answer = clipping.privatize(total, draw, jnp.array(plan.noise_scale), jnp.array(plan.clip_norm))
             return query.update(state, question, answer)[1]
 
-        return complete(jnp.zeros(query.size)), jax.vmap(complete)(normal)
+        return complete(jnp.zeros(query.size)), jax.vmap(complete)(draws)
 
     with jax.enable_x64(True):
         chance = query.chance(jax.random.key(5))
-        silent, noisy = completed(chance, noise.simulated(12).normals(0, (steps, query.size)))
+        silent, noisy = completed(chance, noise.simulated(12).draw(plan.noise_kind, 0, (steps, query.size)))
     return np.asarray(noisy.y - silent.y[None]) / plan_scale(np.asarray(noisy.scale)), plan
 
 
@@ -211,10 +254,10 @@ def completed_noise(name, recipe, plan_scale=lambda scale: scale, steps=4000):
 def test_a_points_scale_times_the_plans_noise_std_is_the_noise_of_y(name, recipe):
     """Also its shape, and independence of steps and coordinates. False alarm below 5·10⁻⁶ a case."""
     answers, plan = completed_noise(name, recipe)
-    assert np.abs(noise_z_scores(answers, plan.noise_std)).max() < 4.9
+    assert np.abs(noise_z_scores(answers, plan.noise_std, plan.noise_kind)).max() < 4.9
 
 
-@pytest.mark.parametrize("variant", ["preconditioned", "T′-preconditioned", "natural", "aligned", "aligned natural"])
+@pytest.mark.parametrize("variant", [variant for variant in elbo.VARIANTS if variant != "vanilla"])
 def test_the_noise_audit_catches_a_forgotten_scale(variant):
     """Factors that were not undone, and draws whose noise was added up as if it were one."""
     answers, plan = completed_noise("logistic", Recipe(variant), np.ones_like)
@@ -230,8 +273,8 @@ def test_the_noise_audit_catches_the_noise_of_one_draw_for_all():
 
 def test_streams_are_distinct_and_secure_keys_differ():
     stream = noise.simulated(1)
-    blocks = [stream.words(purpose, chunk, 64) for purpose in (1, 2, 3, 4) for chunk in (0, 1)]
-    assert len({block.tobytes() for block in blocks}) == 8
+    blocks = [stream.words(purpose, chunk, 64) for purpose in (1, 2, 3, 4, 5) for chunk in (0, 1)]
+    assert len({block.tobytes() for block in blocks}) == 10
     assert noise.secure().words(1, 0, 4).tobytes() != noise.secure().words(1, 0, 4).tobytes()
     assert "key" not in repr(noise.secure())
 
@@ -282,7 +325,8 @@ def test_batches_and_noise_do_not_depend_on_what_is_asked(name, recipe):
     draws = loop._draw(noise.simulated(9), plan, query, rows, 3, 5, jax.random.key(0))
     audited = sampling.draw_batches(noise.simulated(9), 3, plan, 5, rows._counts)
     assert jax.tree.all(jax.tree.map(np.array_equal, draws.batches, audited))
-    np.testing.assert_array_equal(draws.normal, noise.simulated(9).normals(3, (5, query.size)))
+    expected = noise.simulated(9).draw(recipe.noise_kind, 3, (5, query.size))
+    np.testing.assert_array_equal(draws.noise, expected)
 
 
 def test_the_inclusion_audit_catches_forgotten_sampling():
@@ -377,8 +421,8 @@ def sd_and_slope(recipe, s):
 
 def step_factor(recipe, phi, dim):
     """What the step multiplies the gradient by, from the papers' formulas."""
-    if recipe.variant == "preconditioned":
-        return np.repeat([1.0, 50.0], [dim, len(phi) - dim])
+    if recipe.variant in PRECONDITIONED:
+        return np.repeat([1.0, 50.0], [dim, len(phi) - dim]) * np.linspace(1, 2, len(phi))
     if "natural" not in recipe.variant:
         return np.ones(len(phi))
     sd, slope = sd_and_slope(recipe, phi[dim:])
@@ -401,14 +445,14 @@ def rounding(recipe, question, num_rows):
 
 
 def longest_answer(recipe, question, by_draw):
-    """Norm of the longest answer of a row."""
+    """Norm of the longest answer of a row, in the norm that is clipped."""
     num_rows, draws, _ = by_draw.shape
     if recipe.variant.startswith("aligned"):
         dim = question.eta.shape[1]
         answers = (by_draw[..., :dim] * question.factor[:dim] / draws).reshape(num_rows, -1)
     else:
         answers = by_draw.mean(1) * question.factor
-    return float(np.linalg.norm(answers, axis=1).max())
+    return float(np.linalg.norm(answers, NORM_ORDERS[recipe.noise_kind], axis=1).max())
 
 
 def exactness(name, recipe, fault=lambda query: query):
@@ -506,15 +550,78 @@ def test_the_exactness_audit_catches(fault, recipe):
     assert exactness("logistic", recipe, fault(recipe)) > 1.0
 
 
+# 5. The price, from the outside: what an attacker can show of one step, against what accounting charges for it.
+
+
+def audited_epsilon(plan, direction, delta):
+    """A lower bound on ε at `delta`, wrong with probability 2·10⁻⁶: is a huge row along `direction` there, or zero?
+
+    The steps of one run are as many releases of one step. The attacker says yes where an answer went as far as the row
+    moves it, or farther: no answers speak more for the row, if noise is Laplace. Bounds of Clopper and Pearson.
+    """
+    direction = np.asarray(direction, float)
+    query = constant_query(len(direction))._replace(row_value=lambda question, row: direction * row["x"])
+    with jax.enable_x64(True):
+        units = np.asarray(clipping.clip_to_grid(1e6 * direction[None], plan.clip_norm, plan.norm_order))[0]
+
+    def says_yes(first, seed):
+        rows = one_column([first, *np.zeros(plan.num_rows - 1)])
+        answers = loop.run(noise.simulated(seed), plan, query, rows, keep="trace").trace.y
+        return (answers * UNITS / plan.clip_norm >= units)[:, units > 0].all(1).sum()
+
+    yes, wrong = says_yes(1e6, 1), says_yes(0.0, 2)
+    least = stats.beta.ppf(1e-6, yes, plan.steps - yes + 1) - delta
+    return float(np.log(least / stats.beta.isf(1e-6, wrong + 1, plan.steps - wrong)))
+
+
+ONE_SHOT = Plan(3, 100_000, 1.0, 2.0, 1.0, noise_kind="laplace")
+AUDITED = [
+    (ONE_SHOT, (1, 1)),
+    (replace(ONE_SHOT, noise_multiplier=0.5), (0, 1)),
+    (replace(ONE_SHOT, sampling_prob=0.4), (1, 0)),
+]
+
+
+def claimed_epsilon(plan, delta):
+    return accounting.guarantee(replace(plan, steps=1), delta).epsilon
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISCREET_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize(("plan", "direction"), AUDITED)
+def test_no_attack_on_a_laplace_step_shows_more_than_its_price_and_one_shows_nearly_all(plan, direction, cache):
+    claimed = claimed_epsilon(plan, 1e-6)
+    assert 0.85 * claimed < audited_epsilon(plan, direction, 1e-6) <= claimed
+
+
+def scale_as_std(plan):
+    return plan.noise_multiplier * plan.clip_norm / 2**0.5
+
+
+@pytest.mark.parametrize(("name", "value"), [("norm_order", 2), ("noise_scale", property(scale_as_std))])
+def test_the_audit_of_the_price_catches_a_laplace_step_with(name, value, monkeypatch, cache):
+    """Euclidean clipping, and a scale taken for a standard deviation."""
+    claimed = claimed_epsilon(ONE_SHOT, 1e-6)
+    monkeypatch.setattr(Plan, name, value)
+    assert audited_epsilon(ONE_SHOT, (1, 1, 1), 1e-6) > 1.1 * claimed
+
+
 # Edges.
 
 
+EDGES = [(1, 1.0, None), (40, 1 / 40, 6), (40, 1.0, None), (40, 1e-9, 1)]
+
+
 @pytest.mark.parametrize(
-    ("num_rows", "rate", "limit"), [(1, 1.0, None), (40, 1 / 40, 6), (40, 1.0, None), (40, 1e-9, 1)]
+    ("num_rows", "rate", "limit", "kind"),
+    [*((*edge, "gaussian") for edge in EDGES), (1, 1.0, None, "laplace"), (40, 1e-9, None, "laplace")],
 )
-def test_edges_run(num_rows, rate, limit):
+def test_edges_run(num_rows, rate, limit, kind):
     """One row, one expected row, every row, and batches that are always empty."""
-    plan = Plan(num_rows, 30, rate, 1.0, 2.0, limit)
+    plan = Plan(num_rows, 30, rate, 1.0, 2.0, limit, kind)
     release = loop.run(noise.simulated(1), plan, constant_query(2), one_column(np.zeros(num_rows)), keep="trace")
     assert np.isfinite(release.trace.y).all()
     assert release.trace.y.shape == (30, 2)

@@ -1,6 +1,7 @@
 """No output of any mechanism depends on rows except through clip and noise; planted leaks are caught."""
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,9 @@ import pytest
 
 from discreet.mechanism import loop, noise
 from discreet.mechanism.clipping import bounded_sum, privatize
-from tests.guarantees.mechanisms import every, make
-from tests.guarantees.taint import BOUNDED, CLIP, PUBLIC, RAW, SAMPLED, SECRET, STD, LeakError, assert_public
+from discreet.plan import NORM_ORDERS
+from tests.guarantees.mechanisms import VANILLA, Recipe, every, make
+from tests.guarantees.taint import BOUNDED, CLIPS, PUBLIC, RAW, SAMPLED, SCALE, SECRET, LeakError, assert_public
 
 STEPS = 4
 
@@ -20,10 +22,10 @@ def arguments(plan, query, rows):
     columns = jax.tree.map(jnp.asarray, rows._columns)
     draws = loop._draw(noise.simulated(1), plan, query, rows, 0, STEPS, jax.random.key(0))
     state = query.init(jax.random.key(1))
-    scales = loop.Scales(np.float64(plan.clip_norm), np.float64(plan.noise_std))
+    scales = loop.Scales(np.float64(plan.clip_norm), np.float64(plan.noise_scale))
     batches = loop.Batches(None if draws.batches.indices is None else RAW, SAMPLED)
     levels = (
-        loop.Scales(CLIP, STD),
+        loop.Scales(CLIPS[plan.norm_order], SCALE),
         jax.tree.map(lambda _: PUBLIC, state),
         jax.tree.map(lambda _: RAW, columns),
         loop.Draws(PUBLIC, batches, SECRET),
@@ -37,32 +39,43 @@ def test_every_mechanism_is_public(name, recipe):
     with jax.enable_x64(True):
         args, levels = arguments(plan, query, rows)
         for keep in loop.KEEP:
-            assert_public(partial(loop.chunk, query, keep), args, levels, STEPS)
+            assert_public(partial(loop.chunk, query, keep, plan.norm_order), args, levels, STEPS)
 
 
-def planted(step):
+class Scales(NamedTuple):
+    """The loop's scales, and the order of the norm that is clipped."""
+
+    clip_norm: Any
+    noise_scale: Any
+    order: int
+
+
+def planted(step, recipe=VANILLA):
     """The loop with its step replaced by a faulty one; returns (mechanism, arguments, levels)."""
-    plan, query, rows = make("logistic")
+    plan, query, rows = make("logistic", recipe)
 
     def mechanism(scales, state, columns, draws):
+        scales = Scales(*scales, plan.norm_order)
         return jax.lax.scan(lambda state, draw: step(query, scales, state, columns, draw), state, draws)
 
     return mechanism, *arguments(plan, query, rows)
 
 
+def gathered(columns, draw):
+    indices = draw.batches.indices
+    return columns if indices is None else {name: column[indices] for name, column in columns.items()}
+
+
 def asked(query, scales, state, columns, draw, multiplicity=None, clip=None):
     question = query.ask(query.chance(draw.keys), state)
-    batch = {name: column[draw.batches.indices] for name, column in columns.items()}
+    batch = gathered(columns, draw)
     weights = draw.batches.multiplicity if multiplicity is None else multiplicity
-    return (
-        question,
-        batch,
-        bounded_sum(query.row_value, question, batch, weights, scales.clip_norm if clip is None else clip),
-    )
+    clip = scales.clip_norm if clip is None else clip
+    return question, batch, bounded_sum(query.row_value, question, batch, weights, clip, scales.order)
 
 
 def answered(query, scales, draw, total):
-    return privatize(total, draw.normal, scales.noise_std, scales.clip_norm)
+    return privatize(total, draw.noise, scales.noise_scale, scales.clip_norm)
 
 
 def honest(query, scales, state, columns, draw):
@@ -95,7 +108,7 @@ def rescaled_before_noise(query, scales, state, columns, draw):
 
 def unclipped_sum(query, scales, state, columns, draw):
     question = query.ask(query.chance(draw.keys), state)
-    batch = {name: column[draw.batches.indices] for name, column in columns.items()}
+    batch = gathered(columns, draw)
     total = jax.vmap(lambda row: query.row_value(question, row))(batch).sum(0)
     return query.update(state, question, answered(query, scales, draw, total))
 
@@ -111,15 +124,20 @@ def other_clip(query, scales, state, columns, draw):
     return query.update(state, question, answered(query, scales, draw, total))
 
 
+def other_norm(query, scales, state, columns, draw):
+    """Euclidean under Laplace noise, and the other way round."""
+    return honest(query, scales._replace(order=3 - scales.order), state, columns, draw)
+
+
 def returned_noise(query, scales, state, columns, draw):
     question, _, total = asked(query, scales, state, columns, draw)
     new, _ = query.update(state, question, answered(query, scales, draw, total))
-    return new, draw.normal
+    return new, draw.noise
 
 
 def no_noise(query, scales, state, columns, draw):
     question, _, total = asked(query, scales, state, columns, draw)
-    return query.update(state, question, privatize(total, draw.normal, jnp.zeros(()), scales.clip_norm))
+    return query.update(state, question, privatize(total, draw.noise, jnp.zeros(()), scales.clip_norm))
 
 
 def noise_used_twice(query, scales, state, columns, draw):
@@ -137,8 +155,8 @@ def doubled_rows(query, scales, state, columns, draw):
 def row_in_question(query, scales, state, columns, draw):
     question = query.ask(query.chance(draw.keys), state)
     question = question._replace(phi=question.phi + columns["age"].mean())
-    batch = {name: column[draw.batches.indices] for name, column in columns.items()}
-    total = bounded_sum(query.row_value, question, batch, draw.batches.multiplicity, scales.clip_norm)
+    batch = gathered(columns, draw)
+    total = bounded_sum(query.row_value, question, batch, draw.batches.multiplicity, scales.clip_norm, scales.order)
     return query.update(state, question, answered(query, scales, draw, total))
 
 
@@ -177,6 +195,7 @@ LEAKS = {
     no_noise: "plan's scales",
     noise_used_twice: "used twice",
     other_clip: "clip norm",
+    other_norm: "another norm",
     doubled_rows: "multiplicities",
     row_in_question: "question",
     unpaid_scale_gradient: "question",
@@ -185,20 +204,25 @@ LEAKS = {
 }
 
 
-def test_the_honest_step_passes():
+kinds = pytest.mark.parametrize("kind", NORM_ORDERS)
+
+
+@kinds
+def test_the_honest_step_passes(kind):
     with jax.enable_x64(True):
-        assert_public(*planted(honest), STEPS)
+        assert_public(*planted(honest, Recipe(noise_kind=kind)), STEPS)
 
 
+@kinds
 @pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.__name__)
-def test_planted_leaks_are_caught(leak):
+def test_planted_leaks_are_caught(leak, kind):
     with jax.enable_x64(True), pytest.raises(LeakError, match=LEAKS[leak]):
-        assert_public(*planted(leak), STEPS)
+        assert_public(*planted(leak, Recipe(noise_kind=kind)), STEPS)
 
 
 def test_returning_nothing_but_noise_is_a_leak():
     with jax.enable_x64(True):
-        mechanism, args, levels = planted(lambda q, s, state, c, draw: (state, draw.normal))
+        mechanism, args, levels = planted(lambda q, s, state, c, draw: (state, draw.noise))
         with pytest.raises(LeakError, match=r"SECRET|used twice"):
             assert_public(mechanism, args, levels, 0)
 
@@ -209,9 +233,9 @@ def test_noise_shared_by_all_steps_is_a_leak():
         args, levels = arguments(plan, query, rows)
 
         def mechanism(scales, state, columns, draws):
-            same = draws.normal[0]
+            same, scales = draws.noise[0], Scales(*scales, plan.norm_order)
             return jax.lax.scan(
-                lambda state, draw: honest(query, scales, state, columns, draw._replace(normal=same)),
+                lambda state, draw: honest(query, scales, state, columns, draw._replace(noise=same)),
                 state,
                 draws,
             )
@@ -227,12 +251,12 @@ def test_more_answers_than_priced_is_a_leak():
 
 def test_a_lookalike_by_name_is_not_trusted():
     @jax.jit
-    def privatize(total, noise, noise_std, clip_norm):
+    def privatize(total, noise, noise_scale, clip_norm):
         return total + 0 * noise
 
     def impostor(query, scales, state, columns, draw):
         question, _, total = asked(query, scales, state, columns, draw)
-        return query.update(state, question, privatize(total, draw.normal, scales.noise_std, scales.clip_norm))
+        return query.update(state, question, privatize(total, draw.noise, scales.noise_scale, scales.clip_norm))
 
     with jax.enable_x64(True), pytest.raises(LeakError):
         assert_public(*planted(impostor), STEPS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax_privacy import clipping as oracle
 
-from discreet.mechanism.clipping import GRID, bounded_sum, privatize
+from discreet.mechanism.clipping import GRID, bounded_sum, clip_to_grid, privatize
 
 
 def residual(weights, row):
@@ -28,6 +28,33 @@ def test_bounded_sum_agrees_with_an_independent_library(rows, clip_norm):
         )
         theirs = oracle.clipped_grad(residual, l2_clip_norm=clip_norm, keep_batch_dim=False)(weights, rows)
         np.testing.assert_allclose(ours * clip_norm / GRID, theirs, atol=64 * 2 * clip_norm / GRID)
+
+
+@pytest.mark.parametrize("clip_norm", [0.1, 2.0, 1e3])
+def test_bounded_sum_of_order_one_is_the_sum_of_rows_shrunk_to_their_l1_norm(rows, clip_norm):
+    """Against the formula in NumPy, within the rounding of 64 rows and the half unit per coordinate of the clip."""
+    weights = np.arange(5.0) / 5
+    gradients = -(rows["y"] - rows["x"] @ weights)[:, None] * rows["x"]
+    expected = (gradients * np.minimum(1, clip_norm / np.abs(gradients).sum(1))[:, None]).sum(0)
+    with jax.enable_x64(True):
+        columns = jax.tree.map(jnp.asarray, rows)
+        ours = bounded_sum(jax.grad(residual), jnp.asarray(weights), columns, jnp.ones(64), jnp.array(clip_norm), 1)
+    np.testing.assert_allclose(np.asarray(ours) * clip_norm / GRID, expected, atol=64 * 3 * clip_norm / GRID)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_row_within_the_clip_is_only_rounded(order):
+    with jax.enable_x64(True):
+        values = np.array([[0.25, -0.5, 0.125], [0.0, 0.0, 0.0], [1 / 3, 1 / 7, -1 / 9]])
+        found = np.asarray(clip_to_grid(values, 1.0, order))
+    np.testing.assert_array_equal(found, np.round(values * GRID))
+
+
+def test_what_cannot_be_clipped_is_refused():
+    with pytest.raises(ValueError, match="order=3 must be 1 or 2"):
+        clip_to_grid(jnp.zeros((1, 2)), jnp.array(1.0), 3)
+    with pytest.raises(ValueError, match="1048577 numbers"):
+        jax.eval_shape(lambda values: clip_to_grid(values, jnp.array(1.0), 1), jnp.zeros((1, 2**20 + 1)))
 
 
 def test_padding_adds_nothing_whatever_it_holds(rows):

@@ -243,12 +243,13 @@ def test_a_start_of_another_length_is_refused():
 @pytest.mark.parametrize("variant", elbo.VARIANTS)
 def test_the_release_can_hold_the_settings_as_plain_values(variant):
     """Whoever reads them back gets the family they are of."""
-    settings = SETTINGS if variant == "preconditioned" else VANILLA._replace(variant=variant, learning_rate=0.1)
+    given = variant in ("preconditioned", "aligned preconditioned")
+    settings = (SETTINGS if given else VANILLA)._replace(variant=variant, learning_rate=0.1)
     settings = settings._replace(family=Family(positive="exp"), optimiser="adam")
     described = elbo.query(NORMAL, PLAN, settings).settings
     assert (described["method"], described["variant"], described["optimiser"]) == ("elbo", variant, "adam")
     assert (described["draws"], described["start"]) == (6, [0.4, -1.0])
-    assert described["precondition"] == (BETA.tolist() if variant == "preconditioned" else None)
+    assert described["precondition"] == (BETA.tolist() if given else None)
     assert described["learning_rate"] == np.asarray(settings.learning_rate).tolist()
     assert elbo.described_family(described) == settings.family
     assert elbo.described_family({}) == Family()

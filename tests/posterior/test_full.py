@@ -376,3 +376,71 @@ def test_traces_that_say_nothing_are_named(release):
     ]:
         with pytest.raises(TraceError, match=message):
             solved(bad)
+
+
+# Where the covariates' law is known, A's entries are around what is expected, and no factor is unknown
+
+
+KNOWN = full.Prior(np.array([0.2, 0.0, -0.3]), np.array([2.0, 0.5, 1.0]), correlated(20), 1e-5 * np.ones((3, 3)))
+
+
+def known_curvature(release, prior, least):
+    """Mean and sds of φ* by Bayes' rule for a Gaussian on the raw trace, if A is `prior.curvature`."""
+    x, y, scale = release.trace[1:]
+    design = -release.plan.sampling_prob * prior.curvature
+    weights = (scale * release.plan.noise_std) ** -2.0
+    spread = np.diag(prior.sd**2) - least * np.linalg.inv(prior.curvature)
+    precision = np.linalg.inv(spread) + design.T @ np.diag(weights.sum(0)) @ design
+    shift = np.linalg.solve(spread, prior.mean) + design.T @ (weights * (y + x @ design)).sum(0)
+    return np.linalg.solve(precision, shift), np.sqrt(np.diag(np.linalg.inv(precision)))
+
+
+@pytest.mark.parametrize("least", [0.0, 1.0])
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_a_curvature_that_is_known_leaves_a_gaussian_of_the_optimum(factor, least):
+    """4000 independent draws: means within 5 standard errors, and sds; false alarm below 10⁻⁵.
+
+    Also if what is "known" is twice the truth: it is believed, where an expected diagonal may be off by a factor.
+    """
+    rng = np.random.default_rng(16)
+    release = quadratic(
+        rng,
+        correlated(20),
+        [0.5, -0.5, 1.0],
+        std=20.0,
+        step_size=0.02,
+        start=np.zeros(3),
+        beta=np.array([1.0, 2.0, 0.5]),
+    )
+    prior = KNOWN._replace(curvature=factor * KNOWN.curvature)
+    draws = full.solve(rng, release, prior, 4000, burn_in=0.0, subsampling="none", least=least).optimum
+    mean, sd = known_curvature(release, prior, least)
+    assert (sd > 0.05 * prior.sd).any(), "the prior has a part in it"
+    assert (np.abs(draws.mean(0) - mean) < 5 * sd / np.sqrt(4000)).all()
+    np.testing.assert_allclose(draws.std(0), sd, rtol=5 / np.sqrt(8000))
+
+
+def test_known_entries_of_one_spread_are_an_expected_diagonal_without_its_factors(release, monkeypatch):
+    """(c on the diagonal, √(c_i c_j) for the sds) is what an expected diagonal means under the factor one."""
+    expected = np.array([40.0, 60.0, 90.0])
+    diagonal = full.Prior(np.zeros(3), np.array([1.0, 0.5, 2.0]), expected)
+    entries = diagonal._replace(curvature=np.diag(expected), curvature_sd=np.sqrt(np.outer(expected, expected)))
+    known, guessed = solved(release, prior=entries), solved(release, prior=diagonal)
+    monkeypatch.setattr(full, "FACTORS", np.array([1.0]))
+    assert_same_draws(known, solved(release, prior=diagonal))
+    monkeypatch.setattr(full, "FACTORS", np.array([1000.0]))
+    assert_same_draws(known, solved(release, prior=entries))
+    assert np.abs(guessed.optimum - known.optimum).max() > 1e-3
+
+
+def test_known_entries_are_in_units_of_the_parameters(release):
+    x, y, scale = release.trace[1:]
+    unit, origin = np.array([10.0, 0.1, 3.0]), np.array([5.0, -1.0, 0.0])
+    other = release_of(release.plan, origin + unit * x, y / unit, scale / unit, release.last)
+    prior = full.Prior(np.zeros(3), np.ones(3), correlated(20), 0.3 * np.abs(correlated(20)))
+    units = np.outer(unit, unit)
+    moved = solved(other, prior=full.Prior(origin, unit, prior.curvature / units, prior.curvature_sd / units))
+    assert_same_draws(
+        solved(release, prior=prior),
+        moved._replace(optimum=(moved.optimum - origin) / unit, z=(moved.z - origin) / unit),
+    )

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from discreet.model import Model, Row
+from discreet.model import Linear, Model, Row
 from discreet.schema import Categorical, Numeric, Schema
 
 
@@ -70,12 +70,14 @@ def glm(
     in_own_units = scale / np.array([1.0, *(term.scale for term in terms for _ in term.labels)])
     mean, sd = _prior_moments(family, priors, schema[outcome], len(labels))
 
-    def linear_predictor(z: Array, row: Row) -> Array:
+    def features(row: Row) -> Array:
         parts = [term.features(row[term.name]) for term in terms]
-        return jnp.dot(z[: len(labels)], jnp.concatenate([jnp.ones(1, z.dtype), *parts]))
+        return jnp.concatenate([jnp.ones(1), *parts])
 
-    def log_likelihood(z, row):
-        return _LOG_LIKELIHOODS[family](z, linear_predictor(z, row), (row[outcome] - centre) / scale)
+    def linear_predictor(z: Array, row: Row) -> Array:
+        return jnp.dot(z[: len(labels)], features(row).astype(z.dtype))
+
+    linear = Linear(features, lambda u, rest, row: _LOG_LIKELIHOODS[family](rest, u, (row[outcome] - centre) / scale))
 
     def constrain(z):
         shift = np.zeros(len(labels))
@@ -92,7 +94,7 @@ def glm(
     return Model(
         dim=len(mean),
         log_prior=lambda z: -0.5 * jnp.sum(((z - mean) / sd) ** 2),
-        log_likelihood=log_likelihood,
+        log_likelihood=linear.at,
         constrain=constrain,
         sample_prior=lambda key: jnp.asarray(mean) + sd * jax.random.normal(key, mean.shape),
         columns=(*covariates, outcome),
@@ -101,6 +103,7 @@ def glm(
         mean=lambda z, row: _MEANS[family](z, linear_predictor(z, row)) * scale + centre,
         labels={"coefficients": labels},
         description={"family": family, "outcome": outcome, "covariates": list(covariates)} | _options(coding, units),
+        linear=linear,
     )
 
 

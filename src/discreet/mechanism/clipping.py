@@ -25,11 +25,13 @@ def bounded_sum(
     rows: Mapping[str, Array],
     multiplicity: Numbers,
     clip_norm: Numbers,
+    order: int = 2,
 ) -> Array:
     """Σ multiplicity_i · clip(row_value(question, row_i)), in units of clip_norm / 2²⁰.
 
-    Guarantee: a row of multiplicity 1 moves the result by at most 2²⁰ units, that is `clip_norm`, exactly: every
-    term is a whole number, and sums of whole numbers below 2⁵³ have no rounding. A non-finite row adds zero.
+    Guarantee: a row of multiplicity 1 moves the result by at most 2²⁰ units, that is `clip_norm`, exactly, in the norm
+    of this `order` (`Plan.norm_order`: 2 or 1): every term is a whole number, and sums of whole numbers below 2⁵³ have
+    no rounding. A row without a finite norm adds zero.
     """
     public, public_tree = jax.tree.flatten(question)
     private, rows_tree = jax.tree.flatten(rows)
@@ -41,51 +43,53 @@ def bounded_sum(
     first = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in private]
     closed = jax.make_jaxpr(flat_value)(*public, *first)
     operands = [*closed.consts, *public, *private, multiplicity, clip_norm]
-    return bounded_sum_p.bind(*operands, jaxpr=closed.jaxpr, num_public=len(closed.consts) + len(public))
+    num_public = len(closed.consts) + len(public)
+    return bounded_sum_p.bind(*operands, jaxpr=closed.jaxpr, num_public=num_public, order=order)
 
 
-def privatize(total: Array, noise: Numbers, noise_std: Numbers, clip_norm: Numbers) -> Array:
-    """A `bounded_sum` total with Gaussian noise of sd `noise_std`, back in units of 1.
+def privatize(total: Array, noise: Numbers, noise_scale: Numbers, clip_norm: Numbers) -> Array:
+    """A `bounded_sum` total plus `noise_scale` times standard `noise`, back in units of 1.
 
     Guarantee: the noise is rounded to the same whole-number grid as the total, so the result is a post-processing of
-    total + Gaussian, and the same floats are reachable with and without any one row.
+    total + noise, and the same floats are reachable with and without any one row.
     """
-    return privatize_p.bind(total, noise, noise_std, clip_norm)
+    return privatize_p.bind(total, noise, noise_scale, clip_norm)
 
 
-def _bounded_sum(*operands, jaxpr, num_public):
+def _bounded_sum(*operands, jaxpr, num_public, order):
     public, rows = operands[:num_public], operands[num_public:-2]
     multiplicity, clip_norm = operands[-2:]
     consts, question = public[: len(jaxpr.constvars)], public[len(jaxpr.constvars) :]
     one_row = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))
     values = jax.vmap(lambda *row: one_row(*question, *row)[0])(*rows)
-    return multiplicity @ clip_to_grid(values, clip_norm)
+    return multiplicity @ clip_to_grid(values, clip_norm, order)
 
 
-def clip_to_grid(values: Array, clip_norm: Array) -> Array:
+def clip_to_grid(values: Array, clip_norm: Array, order: int = 2) -> Array:
     """Each row of `values` clipped to `clip_norm` and rounded to whole units of clip_norm / 2²⁰.
 
-    Guarantee: the Euclidean norm of each rounded row is at most 2²⁰. The clip is reduced by half a unit per
-    coordinate, which is what rounding can add back.
+    Guarantee: the norm of each rounded row is at most 2²⁰: the Euclidean norm for `order` 2, the sum of absolute values
+    for 1. The clip is reduced by the norm of half a unit in every coordinate, which is what rounding can add back.
     """
-    finite = jnp.isfinite(values).all(axis=1, keepdims=True)
-    values = jnp.where(finite, values, 0.0)
-    radius = GRID - 0.5 * values.shape[1] ** 0.5
-    largest = jnp.abs(values).max(axis=1, keepdims=True)
-    direction = values / jnp.where(largest > 0, largest, 1.0)
-    norm = largest * jnp.linalg.norm(direction, axis=1, keepdims=True)
-    shrink = jnp.minimum(GRID / clip_norm, radius / jnp.where(norm > 0, norm, 1.0))
-    return jnp.round(values * shrink)
+    if order not in (1, 2):
+        raise ValueError(f"order={order} must be 1 or 2")
+    radius = GRID - 0.5 * values.shape[1] ** (1 / order)
+    if radius < GRID / 2:
+        raise ValueError(f"a row answers with {values.shape[1]} numbers: rounding would use up half of the clip norm")
+    units = values * (GRID / clip_norm)
+    norm = jnp.abs(units).sum(1, keepdims=True) if order == 1 else jnp.sqrt((units**2).sum(1, keepdims=True))
+    shrink = jnp.minimum(1.0, radius / jnp.maximum(norm, 1.0))
+    return jnp.round(jnp.where(jnp.isfinite(norm), units * shrink, 0.0))
 
 
-def _bounded_sum_shape(*operands, jaxpr, num_public):
-    del operands, num_public
+def _bounded_sum_shape(*operands, jaxpr, num_public, order):
+    del operands, num_public, order
     return jaxpr.outvars[0].aval
 
 
-def _privatize(total, noise, noise_std, clip_norm):
+def _privatize(total, noise, noise_scale, clip_norm):
     unit = clip_norm / GRID
-    return (total + jnp.round(noise * (noise_std / unit))) * unit
+    return (total + jnp.round(noise * (noise_scale / unit))) * unit
 
 
 def _private_primitive(name: str, impl: Callable, shape: Callable) -> Primitive:

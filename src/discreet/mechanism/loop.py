@@ -26,14 +26,14 @@ class Draws(NamedTuple):
 
     keys: Array
     batches: Batches
-    normal: Numbers
+    noise: Numbers
 
 
 class Scales(NamedTuple):
     """The two numbers of the plan that decide the guarantee of a step."""
 
     clip_norm: Numbers
-    noise_std: Numbers
+    noise_scale: Numbers
 
 
 def run(
@@ -55,10 +55,10 @@ def run(
         raise ValueError(f"keep={keep!r} must be one of {', '.join(KEEP)}")
     _check(noise, plan, query, rows)
     with jax.enable_x64(True):
-        one_chunk = partial(chunk, query, keep)
+        one_chunk = partial(chunk, query, keep, plan.norm_order)
         entries = _check_shapes(query, rows)
         compiled = jax.jit(one_chunk if rows.replicas is None else jax.vmap(one_chunk, in_axes=(None, 0, 0, 0)))
-        scales = Scales(np.array(plan.clip_norm), np.array(plan.noise_std))
+        scales = Scales(np.array(plan.clip_norm), np.array(plan.noise_scale))
         columns = jax.tree.map(jax.numpy.asarray, rows._columns)
         start, keys = _public_keys(noise, rows.replicas)
         state = query.init(start) if rows.replicas is None else jax.vmap(query.init)(start)
@@ -72,7 +72,7 @@ def run(
         return _collect(noise, plan, query, state, outputs, 0 if rows.replicas is None else 1)
 
 
-def chunk(query: Query, keep: str, scales: Scales, state, columns: dict[str, Array], draws: Draws):
+def chunk(query: Query, keep: str, order: int, scales: Scales, state, columns: dict[str, Array], draws: Draws):
     """Several steps; returns the state, the block's moments and what else is to be kept of its points."""
 
     def step(state, inputs):
@@ -80,8 +80,8 @@ def chunk(query: Query, keep: str, scales: Scales, state, columns: dict[str, Arr
         question = query.ask(chance, state)
         indices = draw.batches.indices
         batch = columns if indices is None else {name: column[indices] for name, column in columns.items()}
-        total = bounded_sum(query.row_value, question, batch, draw.batches.multiplicity, scales.clip_norm)
-        answer = privatize(total, draw.normal, scales.noise_std, scales.clip_norm)
+        total = bounded_sum(query.row_value, question, batch, draw.batches.multiplicity, scales.clip_norm, order)
+        answer = privatize(total, draw.noise, scales.noise_scale, scales.clip_norm)
         return query.update(state, question, answer)
 
     state, points = jax.lax.scan(step, state, (jax.vmap(query.chance)(draws.keys), draws))
@@ -98,21 +98,12 @@ def block_lengths(plan: Plan, rows: Rows, entries: int) -> list[int]:
 
 
 def _draw(noise: Noise, plan: Plan, query: Query, rows: Rows, index: int, steps: int, keys: Array) -> Draws:
+    batches = draw_batches(noise, index, plan, steps, rows._counts, rows.replicas)
     if rows.replicas is None:
         split = jax.random.split(jax.random.fold_in(keys, index), steps)
-        batches = draw_batches(noise, index, plan, steps, rows._counts)
-        return Draws(split, batches, noise.normals(index, (steps, query.size)))
+        return Draws(split, batches, noise.draw(plan.noise_kind, index, (steps, query.size)))
     split = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, index), steps))(keys)
-    batches = _replicated_batches(noise, plan, rows, index, steps)
-    return Draws(split, batches, noise.normals(index, (rows.replicas, steps, query.size)))
-
-
-def _replicated_batches(noise: Noise, plan: Plan, rows: Rows, index: int, steps: int) -> Batches:
-    if rows._counts is not None:
-        return draw_batches(noise, index, plan, steps, rows._counts)
-    replicas = rows.replicas or 1
-    each = [draw_batches(noise, index * replicas + replica, plan, steps, None) for replica in range(replicas)]
-    return jax.tree.map(lambda *parts: np.stack(parts), *each)
+    return Draws(split, batches, noise.draw(plan.noise_kind, index, (rows.replicas, steps, query.size)))
 
 
 def _public_keys(noise: Noise, replicas: int | None) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from discreet.mechanism.noise import OVERFLOW, SAMPLING, Noise, uniforms
 from discreet.plan import Plan
 from discreet.query import Numbers
 
-FULL_MASK_ROWS = 16384
+IN_CACHE = 2**16
 
 
 class Batches(NamedTuple):
@@ -23,20 +23,22 @@ class Batches(NamedTuple):
     multiplicity: Numbers
 
 
-def draw_batches(noise: Noise, chunk: int, plan: Plan, steps: int, counts: np.ndarray | None) -> Batches:
-    """`steps` independent batches; each person is in with probability `plan.sampling_prob`.
+def draw_batches(
+    noise: Noise, chunk: int, plan: Plan, steps: int, counts: np.ndarray | None, replicas: int | None = None
+) -> Batches:
+    """`steps` independent batches, for each of `replicas` tables; each person is in with `plan.sampling_prob`.
 
     Guarantee: inclusions are independent; where more than `plan.batch_limit` people are in, a uniformly random subset
     of that size stays. The shapes depend on the plan alone.
     """
     if counts is not None:
         return Batches(None, _binomial_cells(noise, chunk, plan, steps, counts))
-    if plan.sampling_prob == 1 and plan.batch_limit in (None, plan.num_rows):
-        return Batches(None, np.ones((steps, plan.num_rows)))
+    shape = (steps,) if replicas is None else (replicas, steps)
     limit = plan.batch_limit or plan.num_rows
-    if plan.num_rows <= FULL_MASK_ROWS or 4 * limit > plan.num_rows:
-        return _from_masks(noise, chunk, plan, steps, limit)
-    return _from_subsets(noise, chunk, plan, steps, limit)
+    if plan.sampling_prob == 1 and limit == plan.num_rows:
+        return Batches(None, np.ones((*shape, limit), np.int8))
+    indices, multiplicity = _walk(noise, chunk, plan, int(np.prod(shape)), limit)
+    return Batches(indices.reshape(*shape, limit), multiplicity.reshape(*shape, limit))
 
 
 def _binomial_cells(noise: Noise, chunk: int, plan: Plan, steps: int, counts: np.ndarray) -> np.ndarray:
@@ -59,55 +61,49 @@ def _binomial_table(trials: int, prob: float) -> tuple[int, np.ndarray]:
     return low, stats.binom.cdf(np.arange(low, high + 1), trials, prob)
 
 
-def _from_masks(noise: Noise, chunk: int, plan: Plan, steps: int, limit: int) -> Batches:
-    size = steps * plan.num_rows
-    coins = noise.words(SAMPLING, chunk, (size + 1) // 2).view(np.uint32)[:size]
-    threshold = np.uint64(plan.sampling_prob * 2.0**32)  # rounded down: never more than the plan's rate
-    mask = coins.reshape(steps, plan.num_rows) < threshold
-    _drop_excess(noise, chunk, mask, limit)
-    step, row = np.nonzero(mask)
-    taken = np.bincount(step, minlength=steps)
-    position = np.arange(len(step)) - np.repeat(np.cumsum(taken) - taken, taken)
-    indices = np.zeros((steps, limit), np.int32)
-    indices[step, position] = row
-    return Batches(indices, _padding(taken, limit))
+def _walk(noise: Noise, chunk: int, plan: Plan, count: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """`count` batches, each by walking from member to member: gaps between independent inclusions are geometric."""
+    words = noise.words(SAMPLING, chunk, count * limit).reshape(count, limit)
+    place, multiplicity = np.empty((count, limit), np.int32), np.empty((count, limit), np.int8)
+    group = max(1, IN_CACHE // limit)
+    for some in (slice(first, first + group) for first in range(0, count, group)):
+        place[some] = _places(words[some], plan)
+        np.less(place[some], plan.num_rows, out=multiplicity[some], casting="unsafe")
+        np.minimum(place[some], plan.num_rows - 1, out=place[some])
+    for part, batch in enumerate(np.flatnonzero(multiplicity[:, -1])):
+        _walk_on(noise, chunk, part, plan, place[batch])
+    return place, multiplicity
 
 
-def _drop_excess(noise: Noise, chunk: int, mask: np.ndarray, limit: int) -> None:
-    over = np.flatnonzero(mask.sum(1) > limit)
-    priority = noise.words(OVERFLOW, chunk, len(over) * mask.shape[1]).reshape(len(over), mask.shape[1])
-    for step, rank in zip(over, priority, strict=True):
-        chosen = np.flatnonzero(mask[step])
-        mask[step, chosen[np.argsort(rank[chosen])[limit:]]] = False
+def _places(words: np.ndarray, plan: Plan) -> np.ndarray:
+    """Positions of the members of each batch in the order of the table; num_rows stands for all beyond its end.
 
-
-def _from_subsets(noise: Noise, chunk: int, plan: Plan, steps: int, limit: int) -> Batches:
-    """A binomial size, capped, then a uniform subset of that size.
-
-    Repeats are redrawn by position, never by value, so every subset is equally likely.
+    Skipping k rows has probability κ(1 − κ)^k.
     """
-    spare = steps * limit * (1 + int(4 * limit / plan.num_rows)) + 64 * steps
-    words = noise.words(SAMPLING, chunk, steps + steps * limit + spare)
-    size = _binomial(uniforms(words[:steps]), plan.num_rows, plan.sampling_prob)
-    to_index = lambda block: (uniforms(block) * plan.num_rows).astype(np.int32)  # noqa: E731
-    indices = to_index(words[steps : steps + steps * limit]).reshape(steps, limit)
-    used = steps + steps * limit
-    while (repeats := _repeats(indices)).any():
-        count = int(repeats.sum())
-        if used + count > len(words):
-            raise RuntimeError("the sampler ran out of random words; lower batch_limit or sampling_prob")
-        indices[repeats] = to_index(words[used : used + count])
-        used += count
-    return Batches(indices, _padding(np.minimum(size, limit), limit))
+    gap = uniforms(words)
+    np.log(gap, out=gap)
+    gap *= -1 / _steepness(plan.sampling_prob)
+    np.minimum(gap, plan.num_rows, out=gap)
+    np.floor(gap, out=gap)
+    gap += 1
+    place = np.cumsum(gap, axis=-1, out=gap)  # whole numbers far below 2⁵³
+    place -= 1
+    return np.minimum(place, plan.num_rows, out=place)
 
 
-def _repeats(indices: np.ndarray) -> np.ndarray:
-    order = np.argsort(indices, axis=1, kind="stable")
-    ordered = np.take_along_axis(indices, order, 1)
-    repeats = np.zeros(indices.shape, bool)
-    np.put_along_axis(repeats, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], 1)
-    return repeats
+def _steepness(prob: float) -> float:
+    return np.inf if prob == 1 else -np.log1p(-prob)
 
 
-def _padding(taken: np.ndarray, limit: int) -> np.ndarray:
-    return (np.arange(limit)[None, :] < taken[:, None]).astype(np.float64)
+def _walk_on(noise: Noise, chunk: int, part: int, plan: Plan, place: np.ndarray) -> None:
+    """A batch that is full goes on to the end of the table; if more rows are in, a random subset stays in `place`."""
+    left = plan.num_rows - 1 - int(place[-1])
+    mean = left * plan.sampling_prob
+    more, limit = int(mean + 12 * np.sqrt(mean)) + 60, len(place)
+    words = noise.words(OVERFLOW | part << 8, chunk, more + limit + more)
+    further = place[-1] + 1 + _places(words[:more], plan)
+    if further[-1] < plan.num_rows:
+        raise RuntimeError("a batch was larger than twelve standard deviations allow: the random stream is broken")
+    members = np.concatenate([place, further[further < plan.num_rows].astype(np.int32)])
+    priority = words[more : more + len(members)]
+    place[:] = members[np.argsort(priority, kind="stable")[:limit]]

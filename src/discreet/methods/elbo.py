@@ -15,7 +15,7 @@ import optax
 from jax import Array
 
 from discreet.methods.gaussian import MEAN_FIELD, NAMES, POSITIVE, Family, antithetic
-from discreet.model import Model, prior_moments
+from discreet.model import Model, Row, prior_moments
 from discreet.plan import Plan
 from discreet.query import Point, Query
 
@@ -24,8 +24,9 @@ class Settings(NamedTuple):
     """The public choices of a DPVI run.
 
     `start` is φ₀ (see `start_at`). `learning_rate` is a number or one for each entry of φ. `variant` is a name from
-    `VARIANTS`, `optimiser` one from `OPTIMISERS`. `precondition` is β, for the variant of that name alone. Without
-    antithetic pairs (`draws` = 1) the papers' single draw.
+    `VARIANTS`, `optimiser` one from `OPTIMISERS`. `precondition` is β, for the variants of that name alone. Without
+    antithetic pairs (`draws` = 1) the papers' single draw. `decay` is the share of the learning rate that is left at
+    the last step: it falls geometrically, so that late iterates hardly wander.
     """
 
     start: np.ndarray
@@ -35,6 +36,7 @@ class Settings(NamedTuple):
     family: Family = MEAN_FIELD
     optimiser: str = "sgd"
     draws: int = 10
+    decay: float = 1.0
 
 
 class Variant(NamedTuple):
@@ -76,6 +78,7 @@ VARIANTS = {
     "T′-preconditioned": Variant(aligned=False, factor=_steepness, in_step=False),
     "natural": Variant(aligned=False, factor=_inverse_fisher, in_step=True, only=("mean-field",)),
     "aligned": Variant(aligned=True, factor=_one, in_step=False),
+    "aligned preconditioned": Variant(aligned=True, factor=_beta, in_step=True),
     "aligned natural": Variant(aligned=True, factor=_inverse_fisher, in_step=True, only=("mean-field",)),
 }
 OPTIMISERS = {"sgd": optax.sgd, "adam": optax.adam}
@@ -106,7 +109,8 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
     check(model, settings)
     family, variant, dim = settings.family, VARIANTS[settings.variant], model.dim
     start, rate = np.asarray(settings.start, np.float64), np.asarray(settings.learning_rate, np.float64)
-    optimiser = OPTIMISERS[settings.optimiser](1.0)
+    schedule = 1.0 if settings.decay == 1 else optax.exponential_decay(1.0, plan.steps, settings.decay)
+    optimiser = OPTIMISERS[settings.optimiser](schedule)
 
     def init(key):
         del key
@@ -116,10 +120,10 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
         return question_at(settings, state.phi, eta)
 
     def row_value(question, row):
-        by_draw = _slopes(lambda z: model.log_likelihood(z, row), question.draws)
         if variant.aligned:
+            by_draw = _slopes(lambda z: model.log_likelihood(z, row), question.draws)
             return (question.factor[None, :dim] * by_draw).ravel()
-        return question.factor * _pull_back(family, question, by_draw)
+        return question.factor * _row_gradient(model, family, question, row)
 
     def complete(question, answer):
         """The gradient of φ, and what of it is linear in the mean draw: (y, its noise scale)."""
@@ -157,6 +161,26 @@ def question_at(settings: Settings, phi: Array, eta: Array) -> Question:
     """The question at this φ with these draws."""
     factor = VARIANTS[settings.variant].factor(settings, phi)
     return Question(phi, eta, settings.family.draws(phi, eta), factor)
+
+
+def _row_gradient(model: Model, family: Family, question: Question, row: Row) -> Array:
+    """The gradient of −log p(row) with respect to φ, over the draws.
+
+    With a linear predictor u the slopes by draw are u's alone, and their sums are products with the public η: for many
+    rows two matrix products, and never an array of rows × draws × parameters.
+    """
+    if model.linear is None or family.name != "mean-field":
+        return _pull_back(family, question, _slopes(lambda z: model.log_likelihood(z, row), question.draws))
+    features, log_likelihood = model.linear.features(row), model.linear.log_likelihood
+    count = len(features)
+    slope = jax.vmap(jax.grad(lambda u, rest: -log_likelihood(u, rest, row) / len(question.draws), (0, 1)))
+    by_predictor, by_rest = slope(question.draws[:, :count] @ features, question.draws[:, count:])
+
+    def total(weights):
+        return jnp.concatenate([features * (by_predictor @ weights[:, :count]), (by_rest * weights[:, count:]).sum(0)])
+
+    moved = question.eta * family.slope(question.phi)[None]
+    return jnp.concatenate([total(jnp.ones_like(moved)), total(moved)])
 
 
 def _slopes(log_density: Callable[[Array], Array], draws: Array) -> Array:
@@ -229,10 +253,12 @@ def check(model: Model, settings: Settings) -> None:
     if (settings.precondition is not None) != (variant.factor is _beta):
         given = "not given" if settings.precondition is None else "given"
         raise ValueError(
-            f"precondition (β) is {given} with variant={settings.variant!r}: it is for 'preconditioned' and no other"
+            f"precondition (β) is {given} with variant={settings.variant!r}: it is for the preconditioned ones alone"
         )
     if not isinstance(settings.draws, int) or settings.draws < 1:
         raise ValueError(f"draws={settings.draws} must be a whole number, at least 1")
+    if not 0 < settings.decay <= 1:
+        raise ValueError(f"decay={settings.decay} must lie in (0, 1]: it is what is left of the rate at the last step")
     size = family.size(model.dim)
     rate = settings.learning_rate
     _check_vector("start", settings.start, size)

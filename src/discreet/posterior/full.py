@@ -24,15 +24,20 @@ from discreet.release import Release
 MOST_PARAMETERS = 100
 FACTORS = 2.0 ** np.arange(-5, 3)
 CHAINS, WARM_UP, MOST_WORK = 100, 60, 400
-SMALLEST, AT_ONCE = 1e-6, 2**22
+SMALLEST, AT_ONCE, OFF_EDGE = 1e-6, 2**22, 0.1
 
 
 class Prior(NamedTuple):
-    """What is known in public about each parameter: its prior mean and sd, and the curvature to expect."""
+    """What is known in public: each parameter's prior mean and sd, and the curvature to expect.
+
+    `curvature` (d,) is A's diagonal where covariates fill their bounds; its size and A's other entries are unknown.
+    With `curvature_sd` (d, d), what is known is the covariates' law, too: A's entries are around `curvature` (d, d).
+    """
 
     mean: np.ndarray
     sd: np.ndarray
     curvature: np.ndarray
+    curvature_sd: np.ndarray | None = None
 
 
 class Draws(NamedTuple):
@@ -73,7 +78,7 @@ def solve(
     known, learned = noise_of(release, subsampling)
     sums = in_units(location_sums(release, dim, burn_in, known), prior.mean, prior.sd)
     variance = residual_variance(sums) if learned else sums.known
-    found = fit_entries(sums, rate, variance, prior.curvature * prior.sd**2)
+    found = fit_entries(sums, rate, variance, *_entries_prior(prior))
     evidence = np.array([entries.log_evidence for entries in found])
     weights = np.exp(evidence - evidence.max())
     chains = rng.multinomial(min(draws, CHAINS), weights / weights.sum())
@@ -90,20 +95,29 @@ def solve(
     return Draws(optimum, z, {"drift": drift})
 
 
-def fit_entries(sums: Sums, rate: float, variance: np.ndarray, expected: np.ndarray) -> list[Entries]:
-    """Regressions of y on κx with a symmetric slope matrix around f·diag(expected), one for each f in `FACTORS`.
+def _entries_prior(prior: Prior) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Expected entries of A, their sds, and the factors by which both may be off; parameters in units of their sds.
 
-    Entries have prior sd f·√(expected_i expected_j): parameters may be as correlated as can be.
+    Where only a diagonal is expected, parameters may be as correlated as can be.
     """
+    units = np.outer(prior.sd, prior.sd)
+    if prior.curvature_sd is not None:
+        return prior.curvature * units, prior.curvature_sd * units, np.ones(1)
+    expected = prior.curvature * prior.sd**2
+    return np.diag(expected), np.sqrt(np.outer(expected, expected)), FACTORS
+
+
+def fit_entries(
+    sums: Sums, rate: float, variance: np.ndarray, expected: np.ndarray, spread: np.ndarray, factors: np.ndarray
+) -> list[Entries]:
+    """Regressions of y on κx with a symmetric slope matrix ~ N(f·expected, (f·spread)²), one for each of `factors`."""
     dim = len(expected)
     places, upper = _triangle_places(dim), np.triu_indices(dim)
     seen, shift = np.zeros((len(upper[0]), len(upper[0]))), np.zeros(len(upper[0]))
     for row, spots in enumerate(places):
         seen[np.ix_(spots, spots)] += rate**2 * sums.xx[row % len(sums.xx)] / variance[row]
         shift[spots] += rate * sums.yx[row] / variance[row]
-    centre = np.diag(expected)[upper]
-    spread = np.sqrt(np.outer(expected, expected))[upper]
-    return [_given_factor(seen, shift, f * centre, f * spread) for f in FACTORS]
+    return [_given_factor(seen, shift, f * expected[upper], f * spread[upper]) for f in factors]
 
 
 def _given_factor(seen: np.ndarray, shift: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> Entries:
@@ -139,8 +153,9 @@ def _evidence_of_mean(
 def _draw_entries(rng, found: list[Entries], chains: np.ndarray, draws: int, least: float, evidence):
     """At least `draws` draws of the upper triangle of A, `chains` short chains for each factor; and their drift.
 
-    Chains start at draws of the uncut Gaussian whose small eigenvalues were raised. The drift is that of the mean of
-    log det A over the second half of the warm-up, in sds of log det A.
+    Chains start at draws of the uncut Gaussian whose eigenvalues were folded into the cone and kept off its edge, where
+    in many dimensions hardly any direction is free. The drift is that of the mean of log det A over the second half of
+    the warm-up, in sds of log det A.
     """
     used = [(entries, int(number)) for entries, number in zip(found, chains, strict=True) if number]
     mean = np.concatenate([np.tile(entries.mean, (number, 1)) for entries, number in used])
@@ -159,7 +174,8 @@ def _draw_entries(rng, found: list[Entries], chains: np.ndarray, draws: int, lea
         return evidence((mean[which] + moved)[:, places])
 
     values, vectors = np.linalg.eigh((mean + noise())[:, places])
-    start = (vectors * np.maximum(values, (1 + 1e-6) * least)[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+    inside = least + np.hypot(values - least, OFF_EDGE * np.abs(values).mean(1, keepdims=True))
+    start = (vectors * inside[:, None, :]) @ np.swapaxes(vectors, 1, 2)
     moved = start[(slice(None), *np.triu_indices(dim))] - mean
     level, kept, sizes = height(moved, slice(None)), [], []
     for step in range(WARM_UP + -(-draws // len(mean))):

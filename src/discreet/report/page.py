@@ -126,8 +126,8 @@ def _paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>" if text else ""
 
 
-def _setting(value: float | None) -> str:
-    return "none" if value is None else f"{value:.6g}"
+def _setting(value: float | str | None) -> str:
+    return "none" if value is None else value if isinstance(value, str) else f"{value:.6g}"
 
 
 def _estimates(summaries: Mapping[str, "pandas.DataFrame"]) -> str:
