@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONWARNINGS ?=
 
-.PHONY: demo test check experiment bench format clean
+.PHONY: demo test check experiment results bench format clean
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -29,9 +29,12 @@ check: .venv/.dev  ## format, lint, types, layers
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --doctest-modules src -p no:cacheprovider
 
-experiment: .venv/.dev  ## make experiment NAME=na-dpvi-m2 [FULL=1] [SEEDS=3] [EPSILONS="1 4"]
-	@test -f "experiments/$(NAME).py" || { echo "NAME=$(NAME) is not one of: $$(ls experiments | grep -v '^_\|harness' | sed 's/\.py$$//' | tr '\n' ' ')"; exit 2; }
-	FULL=$(FULL) SEEDS=$(SEEDS) EPSILONS="$(EPSILONS)" $(BIN)/python experiments/$(NAME).py
+experiment: .venv/.dev  ## make experiment NAME=na-dpvi-m2 [FULL=1] [SEEDS=3] [EPSILONS="1 4"] [DASK=tcp://127.0.0.1:8786]
+	@test -f "experiments/$(NAME).py" || { echo "NAME=$(NAME) is not one of: $$(ls experiments | grep -v '^_\|harness\|write-results\|toml' | sed 's/\.py$$//' | tr '\n' ' ')"; exit 2; }
+	FULL=$(FULL) SEEDS=$(SEEDS) EPSILONS="$(EPSILONS)" $(BIN)/python experiments/$(NAME).py $(if $(DASK),--dask $(DASK))
+
+results: .venv/.dev  ## docs/results.md from results/*.json
+	$(BIN)/python experiments/write-results.py
 
 bench: .venv/.dev  ## make bench NAME=trace-solvers
 	@test -f "benchmarks/$(NAME).py" || { echo "NAME=$(NAME) is not one of: $$(ls benchmarks | sed 's/\.py$$//' | tr '\n' ' ')"; exit 2; }

@@ -1,5 +1,6 @@
 """The one shape of an experiment: rows of a table, a verdict for each, results/NAME.json, exit 0 only if all hold."""
 
+import argparse
 import json
 import os
 import platform
@@ -14,10 +15,12 @@ from rich.progress import track
 from rich.table import Table
 
 from discreet.atomic import new_file
+from discreet.evaluate import study
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 FULL = os.environ.get("FULL") == "1"
 PACKAGES = ("discreet", "jax", "numpyro", "numpy", "scipy", "dp-accounting")
+STUDIES = RESULTS.parent / "out" / "studies"
 OPTIONS = ("FULL", "SEEDS", "EPSILONS")
 CORES = 2
 
@@ -45,6 +48,15 @@ def parallel(function, jobs, label):
     with ThreadPoolExecutor(CORES) as pool:
         results = pool.map(lambda job: function(*job), jobs)
         return [result for _, result in zip(progress(label)(range(len(jobs))), results, strict=True)]
+
+
+def run_parts(name, job, count, facts):
+    """The parts of a study, on all cores or on the cluster of `--dask ADDRESS`; what was done is not repeated."""
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("--dask", metavar="ADDRESS", help="a Dask scheduler, for example tcp://127.0.0.1:8786")
+    dask = parser.parse_args().dask
+    folder = STUDIES / _file(name)
+    return study.run(job, count, folder, facts, workers=CORES, dask=dask, progress=progress(name))
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def plan_at(epsilon):
 def judged(label, epsilon, draws, truth, oracle, verdict):
     """`draws` (K, M, d), `truth` (K, d); `oracle` is the sd of φ* were A known."""
     rng = np.random.default_rng(SEED)
-    score, band = tarp.mean_rmse(rng, draws, truth), tarp.null_band(len(truth))
+    score, band = tarp.mean_rmse(rng, draws, truth), tarp.null_band(len(truth), dim=truth.shape[1], repetitions=20)
     below = (draws < truth[:, None]).mean(1)
     return {
         "solver": label,

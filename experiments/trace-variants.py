@@ -47,7 +47,7 @@ CLIP = {
 began = time.time()
 model, schema = beta_bernoulli(10.0, 10.0), Schema((Categorical("x", ("no", "yes")),))
 calibrated = calibrate(Plan(5000, 10_000, 0.1, 1.0, 1.0), EPSILON, DELTA)
-band = tarp.null_band(DATA_SETS)
+band = tarp.null_band(DATA_SETS, repetitions=20)
 
 
 def settings_of(variant):

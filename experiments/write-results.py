@@ -1,0 +1,87 @@
+"""docs/results.md from results/*.json: every table of the papers as it was measured here, with its pictures."""
+
+import json
+
+from harness import RESULTS
+
+from discreet.atomic import new_file
+
+ROOT = RESULTS.parent
+ORDER = (
+    ("na-dpvi-table1", "NA-DPVI, Table 1 and Figure 2: three conjugate models"),
+    ("na-dpvi-table2", "NA-DPVI, Table 2 and Figure 3: linear regression on 10 covariates"),
+    ("na-dpvi-table3", "NA-DPVI, Table 3 and Figure 4: Adult, predictive calibration"),
+    ("adult-coefficients", "Adult, coefficient by coefficient"),
+    ("na-dpvi-figure1", "NA-DPVI, Figure 1: answers against iterates"),
+    ("trace-coverage", "The trace model where it is true"),
+    ("trace-variants", "The trace model under every gradient variant"),
+    ("default-fit", "The default fit on public tables"),
+    ("dpvim-adult", "DPVIm, Figure 5a: gradient variants on Adult"),
+    ("full-rank", "DPVIm: full rank"),
+    ("robustness", "DPVIm: robustness"),
+    ("noise-from-trace", "DPVIm: noise read from the trace"),
+)
+LONG = 60
+
+
+def cell(value):
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return "holds" if value else "**FAILS**"
+    return f"{value:.3g}" if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+def shown(records):
+    """The columns that are single values, in order of appearance."""
+    names = dict.fromkeys(name for record in records for name in record)
+    plain = (str, int, float, bool, type(None))
+    return [
+        name
+        for name in names
+        if all(isinstance(record.get(name), plain) and len(cell(record.get(name))) < LONG for record in records)
+    ]
+
+
+def table(records):
+    columns = shown(records)
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell(record.get(name)) for name in columns) + " |" for record in records]
+    return "\n".join(lines)
+
+
+def section(name, title):
+    """The full run where there is one, else the quick one, which says so."""
+    path = next((p for p in (RESULTS / f"{name}-full.json", RESULTS / f"{name}.json") if p.is_file()), None)
+    if path is None:
+        return f"## {title}\n\nNot run yet: `make experiment NAME={name}`.\n"
+    facts = json.loads(path.read_text())
+    parts = [f"## {title}", f"`{facts['command']}`" + ("" if facts["target"] else " (quick: not the target)")]
+    if facts["records"]:
+        parts.append(table(facts["records"]))
+    if facts.get("claims"):
+        parts.append(table(facts["claims"]))
+    parts += facts["notes"]
+    pictures = sorted(
+        p.name for p in RESULTS.glob(f"{path.stem}*.png") if path.stem.endswith("-full") or "-full" not in p.stem
+    )
+    parts += [f"![{title}](../results/{picture})" for picture in pictures]
+    return "\n\n".join(parts) + "\n"
+
+
+introduction = """# Results
+
+What was measured here, with the command that made it; `make results` writes this page from `results/*.json`, which
+also hold versions and seeds.
+
+**How to read the tables.** *TARP RMSE* is the distance of the coverage curve from the diagonal, mean over 20 sets
+of references; *band* is its 1 − .05/c quantile for perfect posteriors over as many data sets, c the number of cells
+that are judged. *Worst marginal* is the same for the worst single coordinate, with its own band. A prior is
+calibrated, too: so *width ÷ non-private* (mean posterior sd over that of the exact posterior without privacy), the
+log score of the truth (higher is better) and the energy score in units of the non-private sds (lower is better)
+stand beside it. *Failed* fits count as covering nothing.
+"""
+page = introduction + "\n" + "\n".join(section(*entry) for entry in ORDER)
+with new_file(ROOT / "docs" / "results.md") as scratch:
+    scratch.write_text(page)
+print("docs/results.md")
