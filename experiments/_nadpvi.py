@@ -10,7 +10,7 @@ from discreet.evaluate import scorecard, study, tarp
 from discreet.methods import elbo
 from discreet.methods.elbo import described_family
 from discreet.model import prior_moments
-from discreet.posterior import averaging, exact, full, naive
+from discreet.posterior import averaging, exact, full, laplace, naive, nuts
 from discreet.posterior.trace import TraceError
 from discreet.posterior.trace_model import trace_model
 from discreet.posterior.types import through_q
@@ -84,6 +84,30 @@ def iterate_average(rng, release, noise_aware=False):
     if noise_aware:
         phi[..., :dim] += mean_sd[..., None, :dim] * rng.standard_normal((*phi.shape[:-1], dim))
     return through_q(rng, phi, family)
+
+
+def paper_readings(rng, release, aligned, public):
+    """The paper's readings of its releases (`aligned` is DPVIm's), and `full` of the same."""
+    return {
+        "noise-aware, exact": diagonal(rng, release),
+        "noise-aware, Laplace": diagonal(rng, release, laplace),
+        "noise-aware, full": dense(rng, release, unknown_covariates(public.prior)),
+        "last iterate": last_iterate(rng, release),
+        "iterate average": iterate_average(rng, release),
+        "DPVIm": iterate_average(rng, aligned, noise_aware=True),
+    }
+
+
+def scores_of(rng, drawn, truth, sds, release, by_nuts):
+    """What a part keeps: scores of all draws by method, and of NUTS on the release's first `by_nuts` data sets."""
+    kept = {}
+    if by_nuts:
+        some = slice(by_nuts)
+        found = diagonal(rng, study.chosen(release, some), nuts)
+        kept = scored(rng, "noise-aware, NUTS", found, truth[some], sds[some])
+    for method, draws in drawn.items():
+        kept |= scored(rng, method, draws, truth, sds)
+    return kept
 
 
 class Public(NamedTuple):
@@ -161,14 +185,19 @@ def settings(plan, start, beta=None, factor=1.0):
 
 
 def coverage_picture(name, panels, shown):
-    """The paper's figure: expected coverage above, its error below; lines are means over references, bars their sd."""
+    """The paper's figure: expected coverage above, its error below; lines are means over references, bars their sd.
+
+    `panels` maps a title to parts and the coordinate whose marginal is shown, or None for all of them jointly.
+    """
     colours = dict(
         zip(shown, ("#0a7d5a", "#c2344b", "#7a4fbf", "#c47a00", "#777777", "#1f77b4", "#8c564b"), strict=False)
     )
     with picture(name, columns=len(panels), rows=2, size=(4.0, 3.2)) as axes:
-        for column, (title, parts) in enumerate(panels.items()):
+        for column, (title, (parts, coordinate)) in enumerate(panels.items()):
             for method in shown:
-                curves = tarp.coverage(np.nan_to_num(of_method(parts, method)["joint"], nan=1.0))
+                scores = of_method(parts, method)
+                shares = scores["joint"] if coordinate is None else scores["marginal"][..., coordinate]
+                curves = tarp.coverage(np.nan_to_num(shares, nan=1.0))
                 mean, spread = curves.mean(1), curves.std(1)
                 style = {"color": colours[method], "linewidth": 1.2, "elinewidth": 0.6}
                 axes[0][column].errorbar(tarp.LEVELS, mean, spread, label=method, **style)

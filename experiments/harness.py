@@ -126,10 +126,11 @@ def _file(name):
 def _print(title, columns, rows):
     table = Table(title=title)
     for column in columns:
-        table.add_column(column, justify="left" if column in (columns[0], "paper", "measured") else "right")
+        text = column in (columns[0], "method", "paper", "measured")
+        table.add_column(column, justify="left" if text else "right", no_wrap=column == "method")
     for row in rows:
         table.add_row(*row)
-    Console(width=max(140, Console().width)).print(table)
+    Console(width=max(180, Console().width)).print(table)
 
 
 def _text(value):

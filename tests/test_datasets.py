@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from discreet import datasets
+from discreet import atomic, datasets
 from discreet.schema import Categorical
 
 ROWS = {"fair": 6366, "anes96": 944, "randhie": 20190, "diabetes": 442}
@@ -169,7 +169,7 @@ def test_a_named_folder_has_no_substitute(folder):
 def test_without_a_named_folder_both_others_are_listed(tmp_path, monkeypatch):
     monkeypatch.delenv("DISCREET_DATA", raising=False)
     monkeypatch.delenv("DISCREET_CACHE", raising=False)
-    monkeypatch.setattr(datasets, "user_cache_dir", lambda name: str(tmp_path / "cache" / name))
+    monkeypatch.setattr(atomic, "user_cache_dir", lambda name: str(tmp_path / "cache" / name))
     monkeypatch.setattr(datasets, "_CHECKOUT", tmp_path / "checkout")
     places = f"in {tmp_path / 'shared' / 'data'} or {tmp_path / 'cache' / 'discreet' / 'data'};"
     with pytest.raises(ValueError, match=re.escape(places)):

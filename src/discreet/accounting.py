@@ -3,18 +3,14 @@
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from platformdirs import user_cache_dir
-
-from discreet.atomic import new_file
+from discreet.atomic import cache_folder, new_file
 from discreet.plan import Plan, phases, require
 
 if TYPE_CHECKING:
@@ -311,7 +307,7 @@ def _smallest(bound: Callable[[float], float], target: float, x: float, least: f
 def _remembered(key: tuple, decode: Callable[[dict], Any], compute: Callable[[], Any]) -> Any:
     """What was computed under this key, from disk if it is there; an entry that does not decode is not."""
     name = hashlib.sha256(repr(("format 1", version("dp-accounting"), *key)).encode()).hexdigest()
-    path = Path(os.environ.get("DISCREET_CACHE") or user_cache_dir("discreet")) / f"{name}.json"
+    path = cache_folder() / f"{name}.json"
     with suppress(OSError, ValueError, TypeError, LookupError):
         return decode(json.loads(path.read_text()))
     value = compute()

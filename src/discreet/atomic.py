@@ -10,6 +10,13 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from platformdirs import user_cache_dir
+
+
+def cache_folder() -> Path:
+    """Where computed things are kept for next time: DISCREET_CACHE, or the user's own cache."""
+    return Path(os.environ.get("DISCREET_CACHE") or user_cache_dir("discreet"))
+
 
 @contextmanager
 def new_file(target: str | os.PathLike) -> Iterator[Path]:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from platformdirs import user_cache_dir
 
-from discreet.atomic import new_file
+from discreet.atomic import cache_folder, new_file
 from discreet.schema import Categorical, Numeric, Schema
 
 if TYPE_CHECKING:
@@ -223,7 +222,7 @@ def _published(name: str, split: str) -> "pandas.DataFrame":
 def _folders() -> tuple[Path, ...]:
     if named := os.environ.get("DISCREET_DATA"):
         return (Path(named),)  # and no other, so that a wrong one is noticed
-    cache = Path(os.environ.get("DISCREET_CACHE") or user_cache_dir("discreet"))
+    cache = cache_folder()
     return _CHECKOUT.parent / "shared" / "data", cache / "data"
 
 

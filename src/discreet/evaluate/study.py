@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from discreet.atomic import new_file
+from discreet.atomic import cache_folder, new_file
 from discreet.mechanism import loop, noise
 from discreet.mechanism.rows import store
 from discreet.model import Model, simulate_table
@@ -34,6 +34,7 @@ Covariates = Callable[[np.random.Generator, int], Mapping[str, np.ndarray]]
 ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
     "OPENBLAS_NUM_THREADS": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
 }
 
 
@@ -161,7 +162,8 @@ def _finished(job, missing: list[int], workers: int, dask: str | None) -> Iterat
 @contextmanager
 def _executor(workers: int, dask: str | None) -> Iterator[Executor]:
     if dask is None:
-        with _environment(ONE_THREAD), ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        compiled = {"JAX_COMPILATION_CACHE_DIR": str(cache_folder() / "compiled")}
+        with _environment(ONE_THREAD | compiled), ProcessPoolExecutor(workers, get_context("spawn")) as pool:
             yield pool
         return
     try:

@@ -2,17 +2,14 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
-from platformdirs import user_cache_dir
 from scipy.special import chndtr
 
-from discreet.atomic import new_file
+from discreet.atomic import cache_folder, new_file
 from discreet.evaluate.sharpness import checked, moments
 
 LEVELS = np.concatenate([[0.001], np.arange(1, 20) / 20, [0.999]])
@@ -214,7 +211,7 @@ def _perfect_shares(rng: np.random.Generator, rows: int, dim: int, repetitions: 
 def _remembered(key: tuple, length: int, compute: Callable[[], np.ndarray]) -> np.ndarray:
     """What was simulated under this key, from disk if it is there and whole."""
     name = hashlib.sha256(repr(("tarp null, format 1", *key)).encode()).hexdigest()
-    path = Path(os.environ.get("DISCREET_CACHE") or user_cache_dir("discreet")) / f"{name}.json"
+    path = cache_folder() / f"{name}.json"
     with suppress(OSError, ValueError, TypeError):
         found = np.array(json.loads(path.read_text()), np.float64)
         if found.shape == (length,) and found[0] >= 0 and (np.diff(found) >= 0).all() and found[-1] < 1:
