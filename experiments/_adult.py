@@ -93,7 +93,7 @@ def attempted(read, dim):
 def features(model, columns):
     """(rows, coefficients): what each coefficient of a linear predictor is multiplied by."""
     with jax.enable_x64(True):
-        return np.asarray(jax.jit(jax.vmap(model.linear.features))(columns))
+        return np.asarray(jax.jit(jax.vmap(model.log_likelihood.features))(columns))
 
 
 def predicted(rows, draws):

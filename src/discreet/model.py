@@ -18,18 +18,18 @@ Row = Mapping[str, Array]
 
 
 class Linear(NamedTuple):
-    """A row term that is a function of a linear predictor: log p(row | z) = log_likelihood(u, rest, row).
+    """A row likelihood that is a function of a linear predictor: log p(row | z) = of_predictor(u, rest, row).
 
     u = features(row) · z[:p] with p features, and rest = z[p:]. Gradients of many rows are then matrix products.
     """
 
     features: Callable[[Row], Array]
-    log_likelihood: Callable[[Array, Array, Row], Array]
+    of_predictor: Callable[[Array, Array, Row], Array]
 
-    def at(self, z: Array, row: Row) -> Array:
+    def __call__(self, z: Array, row: Row) -> Array:
         """log p(row | z)."""
         features = self.features(row)
-        return self.log_likelihood(jnp.dot(features, z[: len(features)]), z[len(features) :], row)
+        return self.of_predictor(jnp.dot(features, z[: len(features)]), z[len(features) :], row)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Model:
     """p(z) · Π_i p(row_i | z), on an unconstrained vector z of length `dim`.
 
     log_prior(z)               log density of z, Jacobian of the constraining map included
-    log_likelihood(z, row)     log p(row | z) of one row, a mapping from column name to scalar
+    log_likelihood(z, row)     log p(row | z) of one row, a mapping from column name to scalar; a `Linear` is quicker
     constrain(z)               named parameters as people know them
     sample_prior(key)          one draw of z
     simulate(key, z, row)      the outcome columns of one row, given its covariates; None: cannot simulate
@@ -45,7 +45,6 @@ class Model:
     columns                    the columns a row must have; `outcome` names those that `simulate` makes
     labels                     names of the entries of vector parameters, by parameter
     description                plain public values that say which model this is
-    linear                     the same row likelihood by its linear predictor, where it has one: quicker
     """
 
     dim: int
@@ -59,7 +58,6 @@ class Model:
     mean: Callable[[Array, Row], Array] | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     description: Mapping[str, Any] = field(default_factory=dict)
-    linear: Linear | None = None
 
 
 def from_numpyro(

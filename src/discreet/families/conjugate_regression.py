@@ -53,7 +53,7 @@ def conjugate_regression(
         of_variance = -(shape + 1) * jnp.log(variance) - rate / variance + jax.nn.log_sigmoid(z[-1])
         return of_variance - 0.5 * (jnp.dot(w, w) / (scale**2 * variance) + terms * jnp.log(variance))
 
-    def log_likelihood(u, rest, row):
+    def of_predictor(u, rest, row):
         variance = jax.nn.softplus(rest[0])
         return -0.5 * ((row[outcome] - u) ** 2 / variance + jnp.log(2 * np.pi * variance))
 
@@ -66,11 +66,10 @@ def conjugate_regression(
     def simulate(key, z, row):
         return {outcome: predictor(z, row) + jnp.sqrt(jax.nn.softplus(z[-1])) * jax.random.normal(key)}
 
-    linear = Linear(features, log_likelihood)
     return Model(
         dim=terms + 1,
         log_prior=log_prior,
-        log_likelihood=linear.at,
+        log_likelihood=Linear(features, of_predictor),
         constrain=lambda z: {"coefficients": z[:-1], "variance": jax.nn.softplus(z[-1])},
         sample_prior=sample_prior,
         columns=(*covariates, outcome),
@@ -84,7 +83,6 @@ def conjugate_regression(
             "covariates": list(covariates),
             **Prior(shape, rate, scale)._asdict(),
         },
-        linear=linear,
     )
 
 

@@ -94,7 +94,7 @@ def glm(
     return Model(
         dim=len(mean),
         log_prior=lambda z: -0.5 * jnp.sum(((z - mean) / sd) ** 2),
-        log_likelihood=linear.at,
+        log_likelihood=linear,
         constrain=constrain,
         sample_prior=lambda key: jnp.asarray(mean) + sd * jax.random.normal(key, mean.shape),
         columns=(*covariates, outcome),
@@ -103,7 +103,6 @@ def glm(
         mean=lambda z, row: _MEANS[family](z, linear_predictor(z, row)) * scale + centre,
         labels={"coefficients": labels},
         description={"family": family, "outcome": outcome, "covariates": list(covariates)} | _options(coding, units),
-        linear=linear,
     )
 
 

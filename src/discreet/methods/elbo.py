@@ -15,7 +15,7 @@ import optax
 from jax import Array
 
 from discreet.methods.gaussian import MEAN_FIELD, NAMES, POSITIVE, Family, antithetic
-from discreet.model import Model, Row, prior_moments
+from discreet.model import Linear, Model, Row, prior_moments
 from discreet.plan import Plan
 from discreet.query import Point, Query
 
@@ -169,11 +169,12 @@ def _row_gradient(model: Model, family: Family, question: Question, row: Row) ->
     With a linear predictor u the slopes by draw are u's alone, and their sums are products with the public η: for many
     rows two matrix products, and never an array of rows × draws × parameters.
     """
-    if model.linear is None or family.name != "mean-field":
-        return _pull_back(family, question, _slopes(lambda z: model.log_likelihood(z, row), question.draws))
-    features, log_likelihood = model.linear.features(row), model.linear.log_likelihood
+    likelihood = model.log_likelihood
+    if not isinstance(likelihood, Linear) or family.name != "mean-field":
+        return _pull_back(family, question, _slopes(lambda z: likelihood(z, row), question.draws))
+    features = likelihood.features(row)
     count = len(features)
-    slope = jax.vmap(jax.grad(lambda u, rest: -log_likelihood(u, rest, row) / len(question.draws), (0, 1)))
+    slope = jax.vmap(jax.grad(lambda u, rest: -likelihood.of_predictor(u, rest, row) / len(question.draws), (0, 1)))
     by_predictor, by_rest = slope(question.draws[:, :count] @ features, question.draws[:, count:])
 
     def total(weights):
