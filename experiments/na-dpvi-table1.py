@@ -192,7 +192,7 @@ def main():
         {"parts": [SEED, SEED + len(parts) - 1]},
         columns=[name for name in records[0] if name not in hidden],
         target=FULL,
-        notes=[f"{time.time() - began:.0f} s in all; a study that was stopped goes on from out/studies."],
+        notes=[f"{time.time() - began:.0f} s in this run; parts that were done before were not repeated."],
     )
 
 

@@ -41,6 +41,7 @@ CLIP = {
     "T′-preconditioned": 1.0,
     "natural": 0.02,
     "aligned": 0.32,  # ten draws share a row's norm
+    "aligned preconditioned": 0.64,
     "aligned natural": 0.32 * 2 * SD**2,
 }
 
@@ -52,7 +53,7 @@ band = tarp.null_band(DATA_SETS, repetitions=20)
 
 def settings_of(variant):
     """SGD whose location closes the distance to the optimum `TIME_CONSTANTS` times, or Adam."""
-    beta = np.array([1.0, 120.0]) if variant == "preconditioned" else None
+    beta = {"preconditioned": np.array([1.0, 120.0]), "aligned preconditioned": np.array([2.0, 1.0])}.get(variant)
     start = np.asarray(MEAN_FIELD.pack(np.zeros(1), np.full(1, SD)))
     if "natural" in variant:
         return elbo.Settings(start, 1e-3, variant, optimiser="adam")
