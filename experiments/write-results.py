@@ -51,22 +51,22 @@ def table(records):
 
 
 def section(name, title):
-    """The full run where there is one, else the quick one, which says so."""
-    path = next((p for p in (RESULTS / f"{name}-full.json", RESULTS / f"{name}.json") if p.is_file()), None)
-    if path is None:
-        return f"## {title}\n\nNot run yet: `make experiment NAME={name}`.\n"
+    """The full run, then the quick one, which says so."""
+    paths = [path for path in (RESULTS / f"{name}-full.json", RESULTS / f"{name}.json") if path.is_file()]
+    runs = [run(path, title) for path in paths] or [f"Not run yet: `make experiment NAME={name}`."]
+    return "\n\n".join([f"## {title}", *runs]) + "\n"
+
+
+def run(path, title):
     facts = json.loads(path.read_text())
-    parts = [f"## {title}", f"`{facts['command']}`" + ("" if facts["target"] else " (quick: not the target)")]
-    if facts["records"]:
-        parts.append(table(facts["records"]))
-    if facts.get("claims"):
-        parts.append(table(facts["claims"]))
-    parts += facts["notes"]
+    parts = [f"`{facts['command']}`" + ("" if facts["target"] else " (quick: not the target)")]
+    parts += [table(records) for records in (facts["records"], facts.get("claims")) if records]
+    full = path.stem.endswith("-full")
     pictures = sorted(
-        p.name for p in RESULTS.glob(f"{path.stem}*.png") if path.stem.endswith("-full") or "-full" not in p.stem
+        p.name for p in RESULTS.glob(f"{path.stem.removesuffix('-full')}*.png") if ("-full" in p.stem) == full
     )
-    parts += [f"![{title}](../results/{picture})" for picture in pictures]
-    return "\n\n".join(parts) + "\n"
+    parts += [*facts["notes"], *(f"![{title}](../results/{picture})" for picture in pictures)]
+    return "\n\n".join(parts)
 
 
 introduction = """# Results
