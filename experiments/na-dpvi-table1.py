@@ -71,7 +71,7 @@ def gamma(link):
         exponential.gamma_exponential(8.0, 2.0, link=link),
         Schema((Numeric("x", 0, 20),)),
         exponential.conjugate_gamma(8.0, 2.0, bound=2.0, link=link),
-        lambda rng, x: exponential.exact_gamma(rng, 8, 2, x.sum(-1), ROWS, DRAWS, link=link)[..., None],
+        lambda rng, x: exponential.exact_gamma(rng, 8, 2, x.sum(-1), x.shape[-1], DRAWS, link=link)[..., None],
     )
 
 
@@ -80,7 +80,7 @@ def beta():
         exponential.beta_bernoulli(10.0, 10.0),
         Schema((Categorical("x", ("no", "yes")),)),
         exponential.conjugate_beta(10.0, 10.0),
-        lambda rng, x: exponential.exact_beta(rng, 10, 10, x.sum(-1), ROWS, DRAWS)[..., None],
+        lambda rng, x: exponential.exact_beta(rng, 10, 10, x.sum(-1), x.shape[-1], DRAWS)[..., None],
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from discreet.evaluate import sharpness, tarp
+from discreet.evaluate import ranks, sharpness, tarp
 from discreet.evaluate.study import Part
 
 REPETITIONS = 20
@@ -33,11 +33,11 @@ def score(rng: np.random.Generator, draws: np.ndarray, truth: np.ndarray, refere
                 scores[name][good] = values
         return scores
     return {
-        "joint": np.stack([tarp.fractions(rng, draws, truth) for _ in range(REPETITIONS)], 1),
-        "marginal": np.stack([tarp.marginal_fractions(rng, draws, truth) for _ in range(REPETITIONS)], 1),
-        "below": (draws < truth[:, None]).mean(1),
-        "ratio": draws.std(1) / reference_sd,
-        "log": sharpness.log_scores(draws, truth).reshape(len(truth), -1).mean(1),
+        "joint": tarp.repeated_fractions(rng, draws, truth, REPETITIONS),
+        "marginal": tarp.repeated_fractions(rng, draws, truth, REPETITIONS, marginal=True),
+        "below": ranks.ranks(draws, truth) / draws.shape[1],
+        "ratio": sharpness.moments(draws).sd / reference_sd,
+        "log": sharpness.log_scores(draws, truth).mean(1),
         "energy": sharpness.energy_scores(rng, draws / reference_sd[:, None], truth / reference_sd),
     }
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import chndtr
 
 from discreet.atomic import cache_folder, new_file
-from discreet.evaluate.sharpness import checked, moments
+from discreet.evaluate.sharpness import Moments, checked, moments
 
 LEVELS = np.concatenate([[0.001], np.arange(1, 20) / 20, [0.999]])
 _CELLS = len(LEVELS) + 1
@@ -58,10 +58,13 @@ def _nearer(
     return np.array(shares)
 
 
+def _around(rng: np.random.Generator, found: Moments) -> np.ndarray:
+    return found.mean + found.sd * rng.uniform(-4, 4, found.mean.shape)
+
+
 def _place(rng: np.random.Generator, draws: np.ndarray, truth: np.ndarray, references: str | np.ndarray) -> np.ndarray:
     if isinstance(references, str) and references == "around":
-        centre, spread = moments(draws)
-        return centre + spread * rng.uniform(-4, 4, centre.shape)
+        return _around(rng, moments(draws))
     if isinstance(references, str) and references == "random":
         low, high = truth.min(0), truth.max(0)
         if (low == high).all():
@@ -101,15 +104,18 @@ def rmse(shares: np.ndarray) -> float | np.ndarray:
     return float(found) if found.ndim == 0 else found
 
 
+def repeated_fractions(
+    rng: np.random.Generator, draws: np.ndarray, truth: np.ndarray, repetitions: int = 20, *, marginal: bool = False
+) -> np.ndarray:
+    """`fractions` (K, R), or `marginal_fractions` (K, R, d), for R fresh sets of references around the posteriors."""
+    draws, truth = checked(draws, truth)
+    found, distance = moments(draws), np.abs if marginal else _squared
+    return np.stack([_nearer(distance, draws, truth, _around(rng, found)) for _ in range(repetitions)], 1)
+
+
 def mean_rmse(rng: np.random.Generator, draws: np.ndarray, truth: np.ndarray, repetitions: int = 20) -> float:
     """RMSE averaged over fresh references around the same posteriors, the paper's summary."""
-    draws, truth = checked(draws, truth)
-    centre, spread = moments(draws)
-    scores = []
-    for _ in range(repetitions):
-        references = centre + spread * rng.uniform(-4, 4, centre.shape)
-        scores.append(rmse(_nearer(_squared, draws, truth, references)))
-    return float(np.mean(scores))
+    return float(np.mean(rmse(repeated_fractions(rng, draws, truth, repetitions))))
 
 
 def null_band(

@@ -3,7 +3,7 @@
 σ² ~ InverseGamma(shape, rate); coefficients ~ N(0, scale²·σ²·I), one for each covariate and, last, the bias;
 y | x ~ N(w·x + bias, σ²). In unconstrained terms z = (w, bias, softplus⁻¹(σ²)).
 
-``Statistic` says which products of its columns a row is asked for once (Bernstein and Sheldon 2019); the functions on
+`Statistic` says which products of its columns a row is asked for once (Bernstein and Sheldon 2019); the functions on
 the design, (x, 1), turn their sums into matrices.
 """
 
