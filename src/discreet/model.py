@@ -105,6 +105,11 @@ def simulate_table(model: Model, key: Array, rows: Row) -> tuple[Array, dict[str
     return z, {**rows, **jax.vmap(lambda key, row: simulate(key, z, row))(keys, rows)}
 
 
+def softplus_inverse(value: Any, xp: Any = np) -> Any:
+    """v with softplus(v) = value, by `numpy` or `jax.numpy`."""
+    return value + xp.log(-xp.expm1(-value))
+
+
 def prior_moments(model: Model, draws: int = 4096) -> tuple[np.ndarray, np.ndarray]:
     """Centre and spread of the prior of z: median and quartile range, so that heavy tails do not count for more."""
     with jax.enable_x64(True):

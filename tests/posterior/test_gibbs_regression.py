@@ -12,6 +12,7 @@ from scipy import stats
 from discreet.evaluate import tarp
 from discreet.families import conjugate_regression as family
 from discreet.methods import statistics
+from discreet.model import softplus_inverse
 from discreet.plan import Plan
 from discreet.posterior import gibbs_regression as regression
 from discreet.release import Blocks, Release
@@ -34,7 +35,7 @@ def tables(rng, replicas=REPLICAS):
     w = PRIOR.scale * np.sqrt(variance)[:, None] * rng.standard_normal((replicas, 3))
     x = rng.standard_normal((replicas, NUM_ROWS, 2))
     noise = np.sqrt(variance)[:, None] * rng.standard_normal((replicas, NUM_ROWS))
-    truth = np.column_stack([w, family.unconstrain_variance(variance, np)])
+    truth = np.column_stack([w, softplus_inverse(variance)])
     return truth, x, np.einsum("knd,kd->kn", x, w[:, :2]) + w[:, 2:] + noise
 
 

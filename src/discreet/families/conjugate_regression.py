@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from discreet.model import Linear, Model, Row
+from discreet.model import Linear, Model, Row, softplus_inverse
 
 FLOOR = 1e-3
 
@@ -61,7 +61,7 @@ def conjugate_regression(
         first, second = jax.random.split(key)
         variance = rate / jax.random.gamma(first, shape)
         w = scale * jnp.sqrt(variance) * jax.random.normal(second, (terms,))
-        return jnp.append(w, unconstrain_variance(variance, jnp))
+        return jnp.append(w, softplus_inverse(variance, jnp))
 
     def simulate(key, z, row):
         return {outcome: predictor(z, row) + jnp.sqrt(jax.nn.softplus(z[-1])) * jax.random.normal(key)}
@@ -103,7 +103,7 @@ def exact_posterior(rng: np.random.Generator, x, y, prior: Prior, draws: int) ->
     normal = rng.standard_normal((*shape, design.shape[-1]))
     root = np.linalg.cholesky(np.linalg.inv(precision))
     w = mean[..., None, :] + np.sqrt(variance)[..., None] * (normal @ np.swapaxes(root, -1, -2))
-    return np.concatenate([w, unconstrain_variance(variance, np)[..., None]], -1)
+    return np.concatenate([w, softplus_inverse(variance, np)[..., None]], -1)
 
 
 class Statistic(NamedTuple):
@@ -258,11 +258,6 @@ def _weights(index: np.ndarray) -> np.ndarray:
         factorial(len(one)) // np.prod([factorial(list(one).count(entry)) for entry in set(one)]) for one in index
     ]
     return np.sqrt(np.array(orderings, float))
-
-
-def unconstrain_variance(variance, xp):
-    """softplus⁻¹, by `numpy` or `jax.numpy`."""
-    return variance + xp.log(-xp.expm1(-variance))
 
 
 def _check(outcome: str, covariates: Sequence[str], prior: Prior) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from discreet.model import Model, Row
+from discreet.model import Model, Row, softplus_inverse
 
 
 class Link(NamedTuple):
@@ -25,13 +25,12 @@ class Link(NamedTuple):
     inverse: Callable[[Any, Any], Any]
 
 
-def _softplus_inverse(log_theta, xp):
-    return xp.exp(log_theta) + xp.log(-xp.expm1(-xp.exp(log_theta)))
-
-
 LINKS = {
     "softplus": Link(
-        jax.nn.softplus, lambda z: jnp.log(jax.nn.softplus(z)), jax.nn.log_sigmoid, inverse=_softplus_inverse
+        jax.nn.softplus,
+        lambda z: jnp.log(jax.nn.softplus(z)),
+        jax.nn.log_sigmoid,
+        inverse=lambda log_theta, xp: softplus_inverse(xp.exp(log_theta), xp),
     ),
     "log": Link(jnp.exp, lambda z: z, lambda z: z, inverse=lambda log_theta, xp: log_theta),
 }

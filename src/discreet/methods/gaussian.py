@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from discreet.model import softplus_inverse
 from discreet.query import Numbers
 
 POSITIVE = {
-    "softplus": (jax.nn.softplus, lambda sd: sd + jnp.log(-jnp.expm1(-sd))),
+    "softplus": (jax.nn.softplus, lambda sd: softplus_inverse(sd, jnp)),
     "exp": (jnp.exp, jnp.log),
 }
 NAMES = ("mean-field", "full-rank")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from discreet.model import softplus_inverse
 from discreet.posterior.trace_model import (
     Solution,
     TraceModel,
@@ -16,7 +17,6 @@ from discreet.posterior.trace_model import (
     estimate,
     flattened,
     optimum_given,
-    softplus_inverse,
 )
 
 CURVATURES, VARIANCES = 300, 12

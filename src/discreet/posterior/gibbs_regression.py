@@ -43,8 +43,8 @@ from discreet.families.conjugate_regression import (
     pairs,
     repaired,
     residual_maps,
-    unconstrain_variance,
 )
+from discreet.model import softplus_inverse
 from discreet.plan import require
 from discreet.posterior.gibbs import TRIES, check_release, elliptical, normal_by_precision
 from discreet.release import Release
@@ -295,7 +295,7 @@ def _chains(
 
         def kept(at, keys):
             at = jax.lax.scan(lambda at, key: (_sweep(told, prior, key, at), None), at, keys)[0]
-            return at, jnp.append(at.w, unconstrain_variance(at.variance, jnp))
+            return at, jnp.append(at.w, softplus_inverse(at.variance, jnp))
 
         keys = jax.random.split(key, (unkept + draws, thin))
         return jax.lax.scan(kept, _start(told, prior), keys)[1][unkept:]

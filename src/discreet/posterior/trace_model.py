@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from discreet.model import softplus_inverse
 from discreet.posterior import averaging
 from discreet.posterior.trace import Moments, after, check_release, halves, moments
 from discreet.query import Numbers
@@ -190,11 +191,6 @@ def coordinate(model: TraceModel, spot: int) -> TraceModel:
         variance=model.variance[spot],
         prior=TracePrior(*(part[spot] for part in model.prior)),
     )
-
-
-def softplus_inverse(a):
-    """v with softplus(v) = a."""
-    return a + np.log(-np.expm1(-a))
 
 
 def _h3(seen: Moments, rate: float, variance) -> TracePrior:
