@@ -13,15 +13,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from _dpvim import ADULT_UNITS
-from _nadpvi import DELTA, RATE, STEPS
+from _nadpvi import DELTA, plan_for
 from scipy.special import expit
 
 from discreet import datasets, planner
-from discreet.accounting import calibrate
 from discreet.evaluate import study
 from discreet.families.glm import Priors, glm
 from discreet.methods import elbo
-from discreet.plan import Plan, default_batch_limit
 from discreet.posterior import full
 from discreet.posterior.trace import TraceError
 from discreet.schema import Schema
@@ -45,12 +43,6 @@ def encoded(split="train"):
 
 
 @cache
-def plan_for(epsilon, num_rows):
-    plan = Plan(num_rows, STEPS, RATE, CLIP_NORM, 1.0, default_batch_limit(num_rows, RATE))
-    return calibrate(plan, epsilon, DELTA)
-
-
-@cache
 def planned(coding, epsilon, num_rows):
     """Our own choice for this model, in public; its `prior` is what `full` knows before any row is asked."""
     return planner.choose(regression(coding), SCHEMA, num_rows, epsilon, DELTA)
@@ -58,7 +50,7 @@ def planned(coding, epsilon, num_rows):
 
 def release_of(seed, model, columns, epsilon, variant="preconditioned"):
     """The release of DPVI with the paper's settings and simulated noise; DPVIm is aligned, with one draw."""
-    plan, dim = plan_for(epsilon, len(columns[OUTCOME])), model.dim
+    plan, dim = plan_for(SCHEMA, len(columns[OUTCOME]), CLIP_NORM, epsilon), model.dim
     start, rate = np.repeat(START, dim), elbo.heuristic_rate(plan, 2 * dim, np.sqrt(dim))
     chosen = elbo.Settings(start, rate, "preconditioned", np.repeat([1.0, BETA], dim))
     if variant == "aligned":

@@ -1,15 +1,18 @@
 """What the tables of NA-DPVI share: how each method reads a study's releases, and how a posterior is scored."""
 
+import time
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from harness import picture
+from harness import FULL, finish, picture
 
+from discreet.accounting import calibrate
 from discreet.evaluate import scorecard, study, tarp
 from discreet.methods import elbo
 from discreet.methods.elbo import described_family
 from discreet.model import prior_moments
+from discreet.plan import Plan, default_batch_limit
 from discreet.posterior import averaging, exact, full, laplace, naive, nuts
 from discreet.posterior.trace import TraceError
 from discreet.posterior.trace_model import trace_model
@@ -17,6 +20,12 @@ from discreet.posterior.types import through_q
 
 DELTA, STEPS, RATE, ROWS = 1e-5, 10_000, 0.1, 5000
 DRAWS = 4000
+
+
+def plan_for(schema, num_rows, clip_norm, epsilon):
+    """The papers' schedule on a table of this size, calibrated."""
+    limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, RATE)
+    return calibrate(Plan(num_rows, STEPS, RATE, clip_norm, 1.0, limit), epsilon, DELTA)
 
 
 def scored(rng, name, draws, truth, reference_sd):
@@ -182,6 +191,20 @@ def settings(plan, start, beta=None, factor=1.0):
     if beta is None:
         return elbo.Settings(start, rate, "aligned", draws=1)
     return elbo.Settings(start, rate, "preconditioned", np.repeat([1.0, beta], len(start) // 2), draws=10)
+
+
+def finish_table(name, records, first_seed, jobs, began, *, hidden=()):
+    """`finish` for records of `scorecard.summary`: what is long, or of no use to readers, is in the JSON alone."""
+    hidden = ("marginal RMSEs", "widths ÷ non-private", "± references", *hidden)
+    columns = dict.fromkeys(column for record in records for column in record if column not in hidden)
+    finish(
+        name,
+        records,
+        {"parts": [first_seed, first_seed + jobs - 1]},
+        columns=list(columns),
+        target=FULL,
+        notes=[f"{time.time() - began:.0f} s in this run; parts that were done before were not repeated."],
+    )
 
 
 def coverage_picture(name, panels, shown):

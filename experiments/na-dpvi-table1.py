@@ -18,14 +18,14 @@ import numpy as np
 from _nadpvi import (
     DELTA,
     DRAWS,
-    RATE,
     ROWS,
-    STEPS,
     coverage_picture,
     dense,
+    finish_table,
     methods,
     of_method,
     paper_readings,
+    plan_for,
     scored,
     scores_of,
     settings,
@@ -33,14 +33,14 @@ from _nadpvi import (
     whitened,
     whitened_clip,
 )
-from harness import FULL, finish, run_parts
+from harness import FULL, run_parts
 
 from discreet.accounting import calibrate
 from discreet.evaluate import scorecard, study
 from discreet.families import exponential
 from discreet.methods import elbo, statistics
 from discreet.model import Model
-from discreet.plan import Plan, default_batch_limit
+from discreet.plan import Plan
 from discreet.posterior import gibbs
 from discreet.schema import Categorical, Numeric, Schema
 
@@ -109,11 +109,6 @@ PAPER = {
 JUDGED = ("ours", "Bernstein-Sheldon, Laplace", "Bernstein-Sheldon, Gaussian")
 
 
-def plan_of(schema, clip_norm):
-    limit = None if schema.held_as_counts(ROWS) else default_batch_limit(ROWS, RATE)
-    return calibrate(Plan(ROWS, STEPS, RATE, clip_norm, 1.0, limit), EPSILON, DELTA)
-
-
 def gradients(seed, task, tables, plan, chosen, keep="blocks"):
     """The release of DPVI on all tables."""
     return study.fit_tables(seed, task.schema, plan, elbo.query(task.model, plan, chosen), tables, keep=keep)
@@ -132,7 +127,7 @@ def job(index):
     truth, tables = study.simulate_tables(seed, task.model, task.schema, ROWS, REPLICAS)
     reference = task.exact(rng, tables["x"])
     sds = reference.std(1)
-    plan, public = plan_of(task.schema, setup.clip_norm), simulate_public(task.model, task.schema, ROWS)
+    plan, public = plan_for(task.schema, ROWS, setup.clip_norm, EPSILON), simulate_public(task.model, task.schema, ROWS)
     release = gradients(seed, task, tables, plan, settings(plan, setup.start, setup.beta), keep="cross")
     aligned = gradients(seed + 1000, task, tables, plan, settings(plan, setup.start))
     drawn = {"non-private, exact": reference, **paper_readings(rng, release, aligned, public)}
@@ -150,7 +145,7 @@ def our_way(rng, seed, name, tables, truth):
     if name == "M1":
         truth = np.log(np.logaddexp(0, truth))
     public = simulate_public(task.model, task.schema, ROWS)
-    plan = plan_of(task.schema, whitened_clip(public, ROWS))
+    plan = plan_for(task.schema, ROWS, whitened_clip(public, ROWS), EPSILON)
     release = gradients(seed, task, tables, plan, whitened(task.model, public, plan, CLOSING), keep="cross")
     reference = task.exact(rng, tables["x"])
     return scored(rng, "ours", dense(rng, release, public.prior), truth, reference.std(1))
@@ -185,15 +180,7 @@ def main():
     coverage_picture("na-dpvi-table1", {name: (mine, None) for name, mine in by_model.items()}, shown)
     m3 = {f"M3, z{place + 1} alone": (by_model["M3"], place) for place in range(2)}
     coverage_picture("na-dpvi-table1-m3", m3, shown)
-    hidden = ("marginal RMSEs", "widths ÷ non-private", "± references")
-    finish(
-        "na-dpvi-table1",
-        records,
-        {"parts": [SEED, SEED + len(parts) - 1]},
-        columns=[name for name in records[0] if name not in hidden],
-        target=FULL,
-        notes=[f"{time.time() - began:.0f} s in this run; parts that were done before were not repeated."],
-    )
+    finish_table("na-dpvi-table1", records, SEED, len(parts), began)
 
 
 if __name__ == "__main__":

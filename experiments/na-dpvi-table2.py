@@ -16,21 +16,21 @@ import numpy as np
 from _nadpvi import (
     DELTA,
     DRAWS,
-    RATE,
     ROWS,
-    STEPS,
     coverage_picture,
     dense,
+    finish_table,
     methods,
     of_method,
     paper_readings,
+    plan_for,
     scores_of,
     settings,
     simulate_public,
     whitened,
     whitened_clip,
 )
-from harness import FULL, epsilons, finish, run_parts, seeds
+from harness import FULL, epsilons, run_parts, seeds
 
 from discreet.accounting import calibrate
 from discreet.evaluate import scorecard, study
@@ -43,7 +43,7 @@ from discreet.families.conjugate_regression import (
     public_design,
 )
 from discreet.methods import elbo, statistics
-from discreet.plan import Plan, default_batch_limit
+from discreet.plan import Plan
 from discreet.posterior import gibbs_regression
 from discreet.schema import Numeric, Schema
 
@@ -68,10 +68,6 @@ JUDGED = ("noise-aware, exact", "noise-aware, full", "ours")
 
 def covariates(rng, count):
     return {name: rng.standard_normal(count) for name in NAMES} | {"y": np.zeros(count)}
-
-
-def plan_for(epsilon, clip_norm):
-    return calibrate(Plan(ROWS, STEPS, RATE, clip_norm, 1.0, default_batch_limit(ROWS, RATE)), epsilon, DELTA)
 
 
 def gradients(seed, tables, plan, chosen, keep="blocks"):
@@ -104,12 +100,12 @@ def job(index):
     truth, tables = study.simulate_tables(seed, MODEL, SCHEMA, ROWS, IN_PART, covariates)
     reference = exact_posterior(rng, np.stack([tables[name] for name in NAMES], -1), tables["y"], Prior(), DRAWS)
     sds, public = reference.std(1), simulate_public(MODEL, SCHEMA, ROWS, covariates)
-    plan = plan_for(epsilon, 260.0)
+    plan = plan_for(SCHEMA, ROWS, 260.0, epsilon)
     release = gradients(seed, tables, plan, settings(plan, START, 1500.0, FACTOR), keep="cross")
     aligned = gradients(seed + 1000, tables, plan, settings(plan, START, factor=FACTOR))
     drawn = {"non-private, exact": reference, **paper_readings(rng, release, aligned, public)}
     drawn |= by_products(seed + 2000, epsilon, tables)
-    plan = plan_for(epsilon, whitened_clip(public, ROWS))
+    plan = plan_for(SCHEMA, ROWS, whitened_clip(public, ROWS), epsilon)
     own = gradients(seed + 3000, tables, plan, whitened(MODEL, public, plan, CLOSING, DECAY), keep="cross")
     drawn["ours"] = dense(rng, own, public.prior, burn_in=BURN_IN)
     return scores_of(rng, drawn, truth, sds, release, IN_PART // NUTS_SHARE)
@@ -144,15 +140,7 @@ def main():
             record["verdict"] = inside[record["method"]] or inside["ours"]
     panels = {f"ε = {epsilon:g}": (mine, None) for epsilon, mine in by_epsilon.items()}
     coverage_picture("na-dpvi-table2", panels, ("noise-aware, exact", "ours", *PAPER))
-    hidden = ("marginal RMSEs", "widths ÷ non-private", "width ÷ non-private", "± references")
-    finish(
-        "na-dpvi-table2",
-        records,
-        {"parts": [SEED, SEED + count - 1]},
-        columns=[name for name in (*records[0], "verdict") if name not in hidden],
-        target=FULL,
-        notes=[f"{time.time() - began:.0f} s in this run; parts that were done before were not repeated."],
-    )
+    finish_table("na-dpvi-table2", records, SEED, count, began, hidden=("width ÷ non-private",))
 
 
 if __name__ == "__main__":

@@ -19,25 +19,22 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from _nadpvi import (
-    DELTA,
-    RATE,
     ROWS,
-    STEPS,
     dense,
     diagonal,
+    finish_table,
     of_method,
+    plan_for,
     scored,
     settings,
     simulate_public,
     whitened,
     whitened_clip,
 )
-from harness import FULL, finish, run_parts
+from harness import FULL, run_parts
 
-from discreet.accounting import calibrate
 from discreet.evaluate import correlated, scorecard, study
 from discreet.methods import elbo
-from discreet.plan import Plan, default_batch_limit
 from discreet.posterior import diagnostics
 
 
@@ -145,11 +142,9 @@ def warned(release, names, dense_curvature):
 
 
 def fit(seed, scenario, task, tables, chosen, clip_norm):
-    schema, num_rows = task.schema, scenario.num_rows
-    limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, RATE)
-    plan = calibrate(Plan(num_rows, STEPS, RATE, clip_norm, 1.0, limit), task.epsilon, DELTA)
+    plan = plan_for(task.schema, scenario.num_rows, clip_norm, task.epsilon)
     query = elbo.query(task.model, plan, chosen(plan))
-    return study.fit_tables(seed, schema, plan, query, tables, keep="cross")
+    return study.fit_tables(seed, task.schema, plan, query, tables, keep="cross")
 
 
 def job(index):
@@ -213,15 +208,7 @@ def main():
     for place, scenario in enumerate(SCENARIOS):
         mine = [part for part, (whose, _) in zip(parts, JOBS, strict=True) if whose == place]
         records += [line(mine, scenario, method, 2 * len(SCENARIOS)) for method in ("paper, exact", "ours")]
-    hidden = ("marginal RMSEs", "widths ÷ non-private", "± references")
-    finish(
-        "stress",
-        records,
-        {"parts": [SEED, SEED + len(JOBS) - 1]},
-        columns=[name for name in records[0] if name not in hidden],
-        target=FULL,
-        notes=[f"{time.time() - began:.0f} s in all. Failed fits cover nothing and count as warned."],
-    )
+    finish_table("stress", records, SEED, len(JOBS), began)
 
 
 if __name__ == "__main__":
