@@ -62,7 +62,7 @@ def _bounded_sum(*operands, jaxpr, num_public, order):
     consts, question = public[: len(jaxpr.constvars)], public[len(jaxpr.constvars) :]
     one_row = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))
     values = jax.vmap(lambda *row: one_row(*question, *row)[0])(*rows)
-    return multiplicity @ clip_to_grid(values, clip_norm, order)
+    return (multiplicity[:, None] * clip_to_grid(values, clip_norm, order)).sum(0)
 
 
 def clip_to_grid(values: Array, clip_norm: Array, order: int = 2) -> Array:
