@@ -1,6 +1,7 @@
 """What the tables of NA-DPVI share: how each method reads a study's releases, and how a posterior is scored."""
 
 import time
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -19,7 +20,8 @@ from discreet.posterior.trace_model import trace_model
 from discreet.posterior.types import through_q
 
 DELTA, STEPS, RATE, ROWS = 1e-5, 10_000, 0.1, 5000
-DRAWS = 4000
+DRAWS = 2000
+by_chains = partial(nuts.solve, kept=DRAWS // nuts.CHAINS)  # the paper keeps 4000 of each
 
 
 def plan_for(schema, num_rows, clip_norm, epsilon):
@@ -61,9 +63,9 @@ def of_finite(read):
 
 
 @of_finite
-def diagonal(rng, release, solver=exact, **options):
+def diagonal(rng, release, solve=exact.solve, **options):
     """Noise-aware draws of z with a diagonal curvature."""
-    return through_q(rng, solver.solve(rng, trace_model(release, **options), DRAWS).optimum)
+    return through_q(rng, solve(rng, trace_model(release, **options), DRAWS).optimum)
 
 
 def dense(rng, release, prior, **options):
@@ -99,7 +101,7 @@ def paper_readings(rng, release, aligned, public):
     """The paper's readings of its releases (`aligned` is DPVIm's), and `full` of the same."""
     return {
         "noise-aware, exact": diagonal(rng, release),
-        "noise-aware, Laplace": diagonal(rng, release, laplace),
+        "noise-aware, Laplace": diagonal(rng, release, laplace.solve),
         "noise-aware, full": dense(rng, release, unknown_covariates(public.prior)),
         "last iterate": last_iterate(rng, release),
         "iterate average": iterate_average(rng, release),
@@ -112,7 +114,7 @@ def scores_of(rng, drawn, truth, sds, release, by_nuts):
     kept = {}
     if by_nuts:
         some = slice(by_nuts)
-        found = diagonal(rng, study.chosen(release, some), nuts)
+        found = diagonal(rng, study.chosen(release, some), by_chains)
         kept = scored(rng, "noise-aware, NUTS", found, truth[some], sds[some])
     for method, draws in drawn.items():
         kept |= scored(rng, method, draws, truth, sds)
@@ -130,10 +132,10 @@ class Public(NamedTuple):
 
 
 def simulate_public(model, schema, num_rows, covariates=None, tables=64, rows=4096):
-    """The mean and sd of N·(Fisher information) + the prior's precision over tables simulated from the prior.
+    """The mean and covariance of N·(Fisher information) + the prior's precision over tables simulated from the prior.
 
-    The covariates' law is public here: there are none, or the model declares it. The noise of finite tables is taken
-    out of the sd, which is at least 5 % of the geometric mean of the diagonal entries.
+    The covariates' law is public here: there are none, or the model declares it. To each entry's variance is added that
+    of 5 % of the geometric mean of the diagonal entries.
     """
 
     def gradients(z, rows):
@@ -144,21 +146,22 @@ def simulate_public(model, schema, num_rows, covariates=None, tables=64, rows=40
         found = np.asarray(jax.jit(jax.vmap(gradients))(truth, columns))
     mean, sd = prior_moments(model)
     products = np.einsum("tri,trj->tij", found, found) / rows
-    squares = np.einsum("tri,trj->tij", found**2, found**2) / rows
     curvature = num_rows * products.mean(0) + np.diag(sd**-2)
-    between = products.var(0) - (squares - products**2).mean(0) / rows
+    upper = np.triu_indices(model.dim)
     scale = np.sqrt(np.diag(curvature))
-    spread = np.maximum(num_rows * np.sqrt(np.maximum(between, 0)), 0.05 * np.outer(scale, scale))
+    floor = 0.05 * np.outer(scale, scale)[upper]
+    spread = np.cov(num_rows * products[:, *upper], rowvar=False).reshape(len(floor), -1) + np.diag(floor**2)
     return Public(full.Prior(mean, sd, curvature, spread), found)
 
 
-def whitened(model, public, plan, closing, decay=1.0):
+def whitened(model, public, plan, closing, decay=1.0, rest=0.0):
     """Our own settings: what rows are asked is in units of the curvature that simulations expect.
 
     β = 1/√(Fisher information) makes all coordinates of a row's answer alike. Rows answer about locations alone, for
     one shared draw; the scales of q stay where simulations put them, for z's spread is read from the curvature. The
-    first step closes `closing` of any distance to the optimum, the last one `decay` of that: iterates that wander far
-    bend the line, and where a variance is a parameter, inflate it.
+    first step closes `closing` (a number, or one for each parameter) of any distance to the optimum, the last one
+    `decay` of that: iterates that wander far bend the line, and where a variance is a parameter, inflate it. For a
+    share `rest` of the steps, a parameter stays where it starts.
     """
     prior = public.prior
     diagonal = np.diag(prior.curvature)
@@ -171,6 +174,7 @@ def whitened(model, public, plan, closing, decay=1.0):
         np.concatenate([beta, np.ones(model.dim)]),
         draws=1,
         decay=decay,
+        rest=np.concatenate([np.broadcast_to(rest, model.dim), np.zeros(model.dim)]),
     )
 
 
@@ -182,7 +186,7 @@ def whitened_clip(public, num_rows, prob=0.998):
 
 def unknown_covariates(prior):
     """The same for `full` where the covariates' law is not public: an expected diagonal, its size unknown."""
-    return prior._replace(curvature=np.diag(prior.curvature), curvature_sd=None)
+    return prior._replace(curvature=np.diag(prior.curvature), curvature_cov=None)
 
 
 def settings(plan, start, beta=None, factor=1.0):

@@ -107,7 +107,7 @@ def job(index):
         spoken(planned_release, model, dense=True),
     )
     kept |= keep("exact", lambda: diagonal(rng, release), said=said)
-    kept |= keep("Laplace", lambda: diagonal(rng, release, laplace), said=said)
+    kept |= keep("Laplace", lambda: diagonal(rng, release, laplace.solve), said=said)
     kept |= keep("full", lambda: full.solve(rng, release, prior, DRAWS), said=said_dense)
     kept |= keep("last iterate", lambda: last_iterate(rng, release), said=())
     kept |= keep("full, planned settings", lambda: full.solve(rng, planned_release, prior, DRAWS), said=said_planned)

@@ -166,7 +166,7 @@ def line(parts, model, method, cells):
 
 def main():
     began = time.time()
-    facts = {"seed": SEED, "epsilon": EPSILON, "replicas": REPLICAS, "parts": PARTS, "version": 2}
+    facts = {"seed": SEED, "epsilon": EPSILON, "replicas": REPLICAS, "parts": PARTS, "version": 3}
     parts = run_parts("na-dpvi-table1", job, len(TASKS) * PARTS, facts)
     by_model = {name: parts[place * PARTS : (place + 1) * PARTS] for place, name in enumerate(TASKS)}
     cells = 2 * len(JUDGED) * len(TASKS)

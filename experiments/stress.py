@@ -165,11 +165,11 @@ def job(index):
     kept["paper, exact/warned"] = warned(release, names, False)
     if scenario.task == "M1":
         truth = np.log(np.logaddexp(0, truth))
-    step = (two.CLOSING, two.DECAY) if scenario.task == "regression" else (one.CLOSING, 1.0)
+    regression = scenario.task == "regression"
+    step = (two.CLOSING, two.DECAY, two.REST) if regression else (one.CLOSING,)
     clip_norm = whitened_clip(public, scenario.num_rows, scenario.unclipped)
     release = fit(seed + 500, scenario, ours, tables, lambda p: whitened(ours.model, public, p, *step), clip_norm)
-    burn_in = two.BURN_IN if scenario.task == "regression" else 0.2
-    drawn = dense(rng, release, public.prior, burn_in=burn_in)
+    drawn = dense(rng, release, public.prior, burn_in=two.BURN_IN if regression else 0.2, arrived=regression)
     kept |= scored(rng, "ours", drawn, truth, ours.exact(rng, tables).std(1))
     kept["ours/warned"] = warned(release, names, True)
     return kept

@@ -156,6 +156,29 @@ def test_a_rate_for_each_coordinate_is_a_rate_for_each_coordinate():
     np.testing.assert_array_equal(moves[0], [moves[1][0], moves[2][1]])
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_rates_fall_geometrically_and_what_rests_stays_at_its_start(optimiser):
+    """At step 100 of 250 with decay .01 a step is .01^.4 of what it was; the second entry moves from step 125 on."""
+    plain = VANILLA._replace(optimiser=optimiser)
+    ways = (plain, plain._replace(decay=0.01), plain._replace(rest=np.array([0.0, 0.5])))
+    moved = []
+    with jax.enable_x64(True):
+        for settings in ways:
+            query = elbo.query(NORMAL, PLAN, settings)
+            state, question = first(query, jax.random.key(9))
+            at, phi = [], np.asarray(query.last(state))
+            for _ in range(126):
+                state, _ = query.update(state._replace(phi=jnp.asarray(phi)), question, jnp.array([3.0, -7.0]))
+                at.append(np.asarray(query.last(state)) - phi)
+            moved.append(np.array(at))
+    always, falling, resting = moved
+    left = 0.01 ** np.array([0.0, 0.4, 0.5])
+    np.testing.assert_allclose((falling / always)[[0, 100, 125]], np.stack([left, left], 1), rtol=1e-9)
+    np.testing.assert_array_equal(resting[:, 0], always[:, 0])
+    assert (resting[:125, 1] == 0).all()
+    np.testing.assert_array_equal(resting[125, 1], always[125, 1])
+
+
 # The whole way down
 
 
@@ -275,6 +298,10 @@ def test_the_release_can_hold_the_settings_as_plain_values(variant):
         ({"draws": 0}, r"draws=0 must be a whole number, at least 1"),
         ({"draws": -3}, r"draws=-3 must be a whole number, at least 1"),
         ({"draws": 2.5}, r"draws=2.5 must be a whole number"),
+        ({"decay": 0.0}, r"decay=0.0 must lie in \(0, 1\]"),
+        ({"decay": 1.5}, r"decay=1.5 must lie in \(0, 1\]"),
+        ({"rest": 1.0}, r"rest=1.0 must lie in \[0, 1\)"),
+        ({"rest": np.array([0.5, -0.1])}, r"rest=.*-0.1.* must lie in \[0, 1\)"),
         ({"learning_rate": 0.0}, r"learning_rate\[0\]=.* must be finite and positive"),
         ({"learning_rate": -1e-3}, r"learning_rate\[0\]=.* must be finite and positive"),
         ({"learning_rate": np.nan}, r"learning_rate\[0\]=.* must be finite and positive"),
@@ -286,7 +313,7 @@ def test_settings_that_cannot_be_run_are_refused_with_a_remedy(change, message):
         elbo.query(NORMAL, PLAN, VANILLA._replace(**change))
 
 
-@pytest.mark.parametrize("name", ["start", "precondition", "learning_rate"])
+@pytest.mark.parametrize("name", ["start", "precondition", "learning_rate", "rest"])
 def test_vectors_that_do_not_fit_the_model_are_refused(name):
     for value in (np.ones(1), np.ones(4), np.ones((1, 2))):
         with pytest.raises(ValueError, match=rf"{name} has shape \(.*need \(2,\)"):

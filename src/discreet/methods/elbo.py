@@ -26,7 +26,9 @@ class Settings(NamedTuple):
     `start` is φ₀ (see `start_at`). `learning_rate` is a number or one for each entry of φ. `variant` is a name from
     `VARIANTS`, `optimiser` one from `OPTIMISERS`. `precondition` is β, for the variants of that name alone. Without
     antithetic pairs (`draws` = 1) the papers' single draw. `decay` is the share of the learning rate that is left at
-    the last step: it falls geometrically, so that late iterates hardly wander.
+    the last step: it falls geometrically, so that late iterates hardly wander. `rest`, a number or one for each entry
+    of φ, is the share of the steps for which an entry stays at its start: a variance would follow the residuals of
+    coefficients that have not arrived.
     """
 
     start: np.ndarray
@@ -37,6 +39,7 @@ class Settings(NamedTuple):
     optimiser: str = "sgd"
     draws: int = 10
     decay: float = 1.0
+    rest: np.ndarray | float = 0.0
 
 
 class Variant(NamedTuple):
@@ -109,8 +112,7 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
     check(model, settings)
     family, variant, dim = settings.family, VARIANTS[settings.variant], model.dim
     start, rate = np.asarray(settings.start, np.float64), np.asarray(settings.learning_rate, np.float64)
-    schedule = 1.0 if settings.decay == 1 else optax.exponential_decay(1.0, plan.steps, settings.decay)
-    optimiser = OPTIMISERS[settings.optimiser](schedule)
+    optimiser = OPTIMISERS[settings.optimiser](_schedule(settings, plan.steps))
 
     def init(key):
         del key
@@ -155,6 +157,14 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
         settings=describe(settings),
         chance=lambda key: antithetic(key, settings.draws, dim),
     )
+
+
+def _schedule(settings: Settings, steps: int) -> float | Callable[[Array], Array]:
+    """What the learning rates are multiplied by, as Optax wants it: a number, or a function of the step's number."""
+    rest = np.asarray(settings.rest, np.float64)
+    if settings.decay == 1 and not rest.any():
+        return 1.0
+    return lambda step: settings.decay ** (step / np.float64(steps)) * (step >= rest * steps)
 
 
 def question_at(settings: Settings, phi: Array, eta: Array) -> Question:
@@ -227,6 +237,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         "start": np.asarray(settings.start).tolist(),
         "learning_rate": np.asarray(settings.learning_rate).tolist(),
         "precondition": None if beta is None else np.asarray(beta).tolist(),
+        "rest": np.asarray(settings.rest).tolist(),
         "family": settings.family.name,
         "positive": settings.family.positive,
     }
@@ -261,6 +272,10 @@ def check(model: Model, settings: Settings) -> None:
     if not 0 < settings.decay <= 1:
         raise ValueError(f"decay={settings.decay} must lie in (0, 1]: it is what is left of the rate at the last step")
     size = family.size(model.dim)
+    rest = np.broadcast_to(settings.rest, size) if np.ndim(settings.rest) == 0 else np.asarray(settings.rest)
+    _check_vector("rest", rest, size)
+    if rest.min() < 0 or rest.max() >= 1:
+        raise ValueError(f"rest={settings.rest} must lie in [0, 1): it is the share of steps before an entry moves")
     rate = settings.learning_rate
     _check_vector("start", settings.start, size)
     _check_vector("learning_rate", np.full(size, rate) if np.ndim(rate) == 0 else rate, size, positive=True)

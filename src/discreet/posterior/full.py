@@ -31,13 +31,14 @@ class Prior(NamedTuple):
     """What is known in public: each parameter's prior mean and sd, and the curvature to expect.
 
     `curvature` (d,) is A's diagonal where covariates fill their bounds; its size and A's other entries are unknown.
-    With `curvature_sd` (d, d), what is known is the covariates' law, too: A's entries are around `curvature` (d, d).
+    With `curvature_cov` (m, m) the covariates' law is known, too: the m = d(d + 1) / 2 entries of A's upper triangle,
+    in the order of `numpy.triu_indices`, have that covariance around those of `curvature` (d, d).
     """
 
     mean: np.ndarray
     sd: np.ndarray
     curvature: np.ndarray
-    curvature_sd: np.ndarray | None = None
+    curvature_cov: np.ndarray | None = None
 
 
 class Draws(NamedTuple):
@@ -48,8 +49,16 @@ class Draws(NamedTuple):
     report: Mapping[str, Any]
 
 
+class Belief(NamedTuple):
+    """What is known in public of the upper triangle of A: Gaussian with this centre and precision."""
+
+    centre: np.ndarray
+    precision: np.ndarray
+    log_det: float
+
+
 class Entries(NamedTuple):
-    """Gaussian posterior of the upper triangle of A under one factor of its expected value, uncut.
+    """Gaussian posterior of the upper triangle of A under one belief, uncut.
 
     `precision` is held as its Cholesky factor; `log_evidence` is that of the trace, up to a constant.
     """
@@ -68,22 +77,25 @@ def solve(
     burn_in: BurnIn = 0.2,
     subsampling: Subsampling = "learned",
     least: float = 1.0,
+    arrived: bool = False,
 ) -> Draws:
     """Draws of φ* and of z from a release that kept its trace or its products.
 
     `least` is the least curvature there can be, in units of the prior's precision: 1 where the likelihood of every row
-    is log-concave, 0 where A is known to be positive definite and no more.
+    is log-concave, 0 where A is known to be positive definite and no more. `arrived` says that the steps before
+    `burn_in` are publicly known to end near φ*, whatever A is: they close any distance many times over. Where that is
+    not certain, nothing is said: a slow direction that has not arrived would be believed to have.
     """
     dim, rate = len(prior.mean), release.plan.sampling_prob
     known, learned = noise_of(release, subsampling)
     sums = in_units(location_sums(release, dim, burn_in, known), prior.mean, prior.sd)
     variance = residual_variance(sums) if learned else sums.known
-    found = fit_entries(sums, rate, variance, *_entries_prior(prior))
+    found = fit_entries(sums, rate, variance, beliefs(prior))
     evidence = np.array([entries.log_evidence for entries in found])
     weights = np.exp(evidence - evidence.max())
     chains = rng.multinomial(min(draws, CHAINS), weights / weights.sum())
     count = min(draws, -(-draws * MOST_WORK // dim**2))
-    mean_answer = _evidence_of_mean(sums, rate, variance, least)
+    mean_answer = _evidence_of_mean(sums, rate, variance, least, arrived)
     entries, drift = _draw_entries(rng, found, chains, count, max(least, SMALLEST), mean_answer)
     chosen = rng.permutation(np.resize(rng.permutation(len(entries)), draws))
     parts = []
@@ -95,45 +107,52 @@ def solve(
     return Draws(optimum, z, {"drift": drift})
 
 
-def _entries_prior(prior: Prior) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Expected entries of A, their sds, and the factors by which both may be off; parameters in units of their sds.
+def beliefs(prior: Prior) -> list[Belief]:
+    """One belief where the covariates' law is known, else one for each factor that the expected diagonal may be off by.
 
-    Where only a diagonal is expected, parameters may be as correlated as can be.
+    Parameters are in units of their sds. Where only a diagonal is expected, they may be as correlated as can be.
     """
-    units = np.outer(prior.sd, prior.sd)
-    if prior.curvature_sd is not None:
-        return prior.curvature * units, prior.curvature_sd * units, np.ones(1)
+    upper = np.triu_indices(len(prior.mean))
+    units = np.outer(prior.sd, prior.sd)[upper]
+    if prior.curvature_cov is not None:
+        factor = linalg.cholesky(prior.curvature_cov * np.outer(units, units), lower=True)
+        precision = linalg.cho_solve((factor, True), np.eye(len(units)))
+        return [Belief(prior.curvature[upper] * units, precision, -2 * float(np.log(np.diag(factor)).sum()))]
     expected = prior.curvature * prior.sd**2
-    return np.diag(expected), np.sqrt(np.outer(expected, expected)), FACTORS
+    spread = np.sqrt(np.outer(expected, expected))[upper]
+    return [
+        Belief(f * np.diag(expected)[upper], np.diag((f * spread) ** -2.0), -2 * float(np.log(f * spread).sum()))
+        for f in FACTORS
+    ]
 
 
-def fit_entries(
-    sums: Sums, rate: float, variance: np.ndarray, expected: np.ndarray, spread: np.ndarray, factors: np.ndarray
-) -> list[Entries]:
-    """Regressions of y on κx with a symmetric slope matrix ~ N(f·expected, (f·spread)²), one for each of `factors`."""
-    dim = len(expected)
-    places, upper = _triangle_places(dim), np.triu_indices(dim)
-    seen, shift = np.zeros((len(upper[0]), len(upper[0]))), np.zeros(len(upper[0]))
+def fit_entries(sums: Sums, rate: float, variance: np.ndarray, known: list[Belief]) -> list[Entries]:
+    """Regressions of y on κx with a symmetric slope matrix, one for each belief about its entries."""
+    places = _triangle_places(len(variance))
+    seen, shift = np.zeros_like(known[0].precision), np.zeros_like(known[0].centre)
     for row, spots in enumerate(places):
         seen[np.ix_(spots, spots)] += rate**2 * sums.xx[row % len(sums.xx)] / variance[row]
         shift[spots] += rate * sums.yx[row] / variance[row]
-    return [_given_factor(seen, shift, f * expected[upper], f * spread[upper]) for f in factors]
+    return [_given(seen, shift, belief) for belief in known]
 
 
-def _given_factor(seen: np.ndarray, shift: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> Entries:
-    """Posterior and evidence of entries with prior N(centre, spread²) and Gaussian likelihood (seen, shift)."""
-    factor = linalg.cholesky(seen + np.diag(spread**-2), lower=True)
-    mean = linalg.cho_solve((factor, True), shift + centre / spread**2)
-    fit = (factor.T @ mean) @ (factor.T @ mean) - (centre / spread) @ (centre / spread)
-    return Entries(mean, factor, float(0.5 * fit - np.log(np.diag(factor)).sum() - np.log(spread).sum()))
+def _given(seen: np.ndarray, shift: np.ndarray, belief: Belief) -> Entries:
+    """Posterior and evidence of entries with this belief and Gaussian likelihood (seen, shift)."""
+    before = belief.precision @ belief.centre
+    factor = linalg.cholesky(seen + belief.precision, lower=True)
+    mean = linalg.cho_solve((factor, True), shift + before)
+    fit = (factor.T @ mean) @ (factor.T @ mean) - belief.centre @ before
+    return Entries(mean, factor, float(0.5 * (fit + belief.log_det) - np.log(np.diag(factor)).sum()))
 
 
 def _evidence_of_mean(
-    sums: Sums, rate: float, variance: np.ndarray, least: float
+    sums: Sums, rate: float, variance: np.ndarray, least: float, arrived: bool
 ) -> Callable[[np.ndarray], np.ndarray]:
     """log p(mean answer | A), φ* ~ N(0, I − least·A⁻¹) integrated out; −∞ where A is less than `least`.
 
     With least = 1 that prior is what makes z ~ N(φ*, A⁻¹) distributed like the model's prior when nothing was learned.
+    If iterates have `arrived`, the density's determinant is left out. It would call it a coincidence that they are near
+    φ*, the likelier the flatter A is in every direction; but they went there, in the steps that were left out.
     """
     own, identity = np.diag(variance / sums.weight), np.eye(len(variance))
 
@@ -144,7 +163,9 @@ def _evidence_of_mean(
         offset = sums.mean_y - rate * (a * sums.mean_x).sum(-1)
         factor = np.linalg.cholesky(own + rate**2 * a @ (a - least * identity))
         scaled = np.linalg.solve(factor, offset[..., None])[..., 0]
-        total[good] = -0.5 * (scaled**2).sum(-1) - np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(-1)
+        total[good] = -0.5 * (scaled**2).sum(-1)
+        if not arrived:
+            total[good] -= np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(-1)
         return total
 
     return evidence
