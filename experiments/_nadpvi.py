@@ -97,27 +97,30 @@ def iterate_average(rng, release, noise_aware=False):
     return through_q(rng, phi, family)
 
 
-def paper_readings(rng, release, aligned, public):
-    """The paper's readings of its releases (`aligned` is DPVIm's), and `full` of the same."""
-    return {
+def paper_readings(rng, release, aligned, public, few):
+    """The paper's readings of its releases (`aligned` is DPVIm's), and `full`; what is slow, of the `few` first."""
+    readings = {
         "noise-aware, exact": diagonal(rng, release),
         "noise-aware, Laplace": diagonal(rng, release, laplace.solve),
-        "noise-aware, full": dense(rng, release, unknown_covariates(public.prior)),
         "last iterate": last_iterate(rng, release),
         "iterate average": iterate_average(rng, release),
         "DPVIm": iterate_average(rng, aligned, noise_aware=True),
     }
+    if not few:
+        return readings
+    some = study.chosen(release, slice(few))
+    slow = {
+        "noise-aware, NUTS": diagonal(rng, some, by_chains),
+        "noise-aware, full": dense(rng, some, unknown_covariates(public.prior)),
+    }
+    return slow | readings
 
 
-def scores_of(rng, drawn, truth, sds, release, by_nuts):
-    """What a part keeps: scores of all draws by method, and of NUTS on the release's first `by_nuts` data sets."""
+def scores_of(rng, drawn, truth, sds):
+    """What a part keeps: scores of all draws by method; a method may have read the first data sets alone."""
     kept = {}
-    if by_nuts:
-        some = slice(by_nuts)
-        found = diagonal(rng, study.chosen(release, some), by_chains)
-        kept = scored(rng, "noise-aware, NUTS", found, truth[some], sds[some])
     for method, draws in drawn.items():
-        kept |= scored(rng, method, draws, truth, sds)
+        kept |= scored(rng, method, draws, truth[: len(draws)], sds[: len(draws)])
     return kept
 
 
