@@ -147,14 +147,18 @@ def simulate_public(model, schema, num_rows, covariates=None, tables=64, rows=40
     truth, columns = study.simulate_tables(0, model, schema, rows, tables, covariates)
     with jax.enable_x64(True):
         found = np.asarray(jax.jit(jax.vmap(gradients))(truth, columns))
-    mean, sd = prior_moments(model)
-    products = np.einsum("tri,trj->tij", found, found) / rows
+    return Public(_curvature_law(*prior_moments(model), num_rows, found, found), found)
+
+
+def _curvature_law(mean, sd, num_rows, answers, gradients):
+    products = np.einsum("tri,trj->tij", answers, gradients) / answers.shape[1]
+    products = (products + np.swapaxes(products, 1, 2)) / 2
     curvature = num_rows * products.mean(0) + np.diag(sd**-2)
-    upper = np.triu_indices(model.dim)
+    upper = np.triu_indices(len(mean))
     scale = np.sqrt(np.diag(curvature))
     floor = 0.05 * np.outer(scale, scale)[upper]
     spread = np.cov(num_rows * products[:, *upper], rowvar=False).reshape(len(floor), -1) + np.diag(floor**2)
-    return Public(full.Prior(mean, sd, curvature, spread), found)
+    return full.Prior(mean, sd, curvature, spread)
 
 
 def whitened(model, public, plan, closing, decay=1.0, rest=0.0):
@@ -181,10 +185,22 @@ def whitened(model, public, plan, closing, decay=1.0, rest=0.0):
     )
 
 
-def whitened_clip(public, num_rows, prob=0.998):
+def whitened_clip(public, num_rows, prob):
     """The norm that a share `prob` of simulated rows' whitened gradients do not exceed."""
     beta = 1 / np.sqrt(np.diag(public.prior.curvature) / num_rows)
     return float(f"{np.quantile(np.linalg.norm(public.gradients * beta, axis=-1), prob):.3g}")
+
+
+def through_clip(public, num_rows, clip_norm):
+    """`public.prior` with the curvature that clipped answers have: N·E[clip(g)·gᵀ], a little less than N·E[g·gᵀ].
+
+    By this much the mean answer moves with the parameters; a larger curvature would make the noise seem smaller.
+    """
+    prior = public.prior
+    beta = 1 / np.sqrt(np.diag(prior.curvature) / num_rows)
+    norm = np.linalg.norm(public.gradients * beta, axis=-1, keepdims=True)
+    answers = public.gradients * np.minimum(1, clip_norm / norm)
+    return _curvature_law(prior.mean, prior.sd, num_rows, answers, public.gradients)
 
 
 def unknown_covariates(prior):

@@ -32,6 +32,7 @@ from _nadpvi import (
     scores_of,
     settings,
     simulate_public,
+    through_clip,
     whitened,
     whitened_clip,
 )
@@ -116,9 +117,10 @@ def job(epsilon, part):
     aligned = gradients(seed + 1000, tables, plan, settings(plan, START, factor=FACTOR))
     drawn = {"non-private, exact": reference, **paper_readings(rng, release, aligned, public, IN_PART // SLOW_SHARE)}
     drawn |= by_products(seed + 2000, epsilon, tables)
-    plan = plan_for(SCHEMA, ROWS, whitened_clip(public, ROWS, unclipped(epsilon)), epsilon)
+    clip_norm = whitened_clip(public, ROWS, unclipped(epsilon))
+    plan = plan_for(SCHEMA, ROWS, clip_norm, epsilon)
     own = gradients(seed + 3000, tables, plan, whitened(MODEL, public, plan, CLOSING, DECAY, REST), keep="cross")
-    drawn["ours"] = dense(rng, own, public.prior, burn_in=BURN_IN, arrived=True)
+    drawn["ours"] = dense(rng, own, through_clip(public, ROWS, clip_norm), burn_in=BURN_IN, arrived=True)
     return scores_of(rng, drawn, truth, sds)
 
 
@@ -142,7 +144,7 @@ def main():
     count = DATA_SETS // IN_PART
     by_epsilon = {}
     for epsilon in EPSILONS:  # a study each: more data sets, or more ε, add parts and change none
-        facts = {"seed": SEED, "epsilon": epsilon, "in a part": IN_PART, "version": 3}
+        facts = {"seed": SEED, "epsilon": epsilon, "in a part": IN_PART, "version": 4}
         by_epsilon[epsilon] = run_parts(f"na-dpvi-table2-{epsilon:g}", partial(job, epsilon), count, facts)
     cells = len(JUDGED) * len(EPSILONS)
     records = [line(mine, e, method, cells) for e, mine in by_epsilon.items() for method in methods(mine)]

@@ -28,6 +28,7 @@ from _nadpvi import (
     scored,
     settings,
     simulate_public,
+    through_clip,
     whitened,
     whitened_clip,
 )
@@ -51,14 +52,17 @@ SEED, FEW, MANY = 1300, 20 if FULL else 10, 50 if FULL else 20
 
 
 class Scenario(NamedTuple):
-    """A task made difficult: how many rows, which covariates, which likelihood made the rows, how many are clipped."""
+    """A task made difficult: how many rows, which covariates, which likelihood made the rows, how many are clipped.
+
+    Without `unclipped`, clip norms are those of the tables.
+    """
 
     task: str
     what: str
     num_rows: int = ROWS
     covariates: Callable | None = None
     simulator: Any = None
-    unclipped: float = 0.998
+    unclipped: float | None = None
 
     @property
     def parts(self):
@@ -167,9 +171,11 @@ def job(index):
         truth = np.log(np.logaddexp(0, truth))
     regression = scenario.task == "regression"
     step = (two.CLOSING, two.DECAY, two.REST) if regression else (one.CLOSING,)
-    clip_norm = whitened_clip(public, scenario.num_rows, scenario.unclipped)
+    usual = two.unclipped(ours.epsilon) if regression else one.UNCLIPPED
+    clip_norm = whitened_clip(public, scenario.num_rows, scenario.unclipped or usual)
     release = fit(seed + 500, scenario, ours, tables, lambda p: whitened(ours.model, public, p, *step), clip_norm)
-    drawn = dense(rng, release, public.prior, burn_in=two.BURN_IN if regression else 0.2, arrived=regression)
+    known = through_clip(public, scenario.num_rows, clip_norm)
+    drawn = dense(rng, release, known, burn_in=two.BURN_IN if regression else 0.2, arrived=regression)
     kept |= scored(rng, "ours", drawn, truth, ours.exact(rng, tables).std(1))
     kept["ours/warned"] = warned(release, names, True)
     return kept
@@ -177,7 +183,7 @@ def job(index):
 
 def clip_share(paper, public_law, scenario):
     """The paper's clip norm, or the one that clips as many simulated rows at the truth as the scenario says."""
-    if scenario.unclipped == Scenario("", "").unclipped:
+    if scenario.unclipped is None:
         return paper.clip_norm
     public = simulate_public(paper.model, paper.schema, scenario.num_rows, public_law)
     return float(np.quantile(np.linalg.norm(public.gradients, axis=-1), scenario.unclipped))
