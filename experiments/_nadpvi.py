@@ -161,21 +161,24 @@ def _curvature_law(mean, sd, num_rows, answers, gradients):
     return full.Prior(mean, sd, curvature, spread)
 
 
+def whitening(public, num_rows):
+    """β = 1/√(Fisher information) of one row, coordinate by coordinate."""
+    return 1 / np.sqrt(np.diag(public.prior.curvature) / num_rows)
+
+
 def whitened(model, public, plan, closing, decay=1.0, rest=0.0):
     """Our own settings: what rows are asked is in units of the curvature that simulations expect.
 
-    β = 1/√(Fisher information) makes all coordinates of a row's answer alike. Rows answer about locations alone, for
+    β (`whitening`) makes all coordinates of a row's answer alike. Rows answer about locations alone, for
     one shared draw; the scales of q stay where simulations put them, for z's spread is read from the curvature. The
     first step closes `closing` (a number, or one for each parameter) of any distance to the optimum, the last one
     `decay` of that: iterates that wander far bend the line, and where a variance is a parameter, inflate it. For a
     share `rest` of the steps, a parameter stays where it starts.
     """
-    prior = public.prior
-    diagonal = np.diag(prior.curvature)
-    beta = 1 / np.sqrt(diagonal / plan.num_rows)
+    prior, beta = public.prior, whitening(public, plan.num_rows)
     rate = closing * beta / (plan.sampling_prob * plan.num_rows)
     return elbo.Settings(
-        elbo.start_at(model, diagonal**-0.5, prior.mean),
+        elbo.start_at(model, np.diag(prior.curvature) ** -0.5, prior.mean),
         np.concatenate([rate, np.full(model.dim, 1e-12)]),
         "aligned preconditioned",
         np.concatenate([beta, np.ones(model.dim)]),
@@ -187,8 +190,8 @@ def whitened(model, public, plan, closing, decay=1.0, rest=0.0):
 
 def whitened_clip(public, num_rows, prob):
     """The norm that a share `prob` of simulated rows' whitened gradients do not exceed."""
-    beta = 1 / np.sqrt(np.diag(public.prior.curvature) / num_rows)
-    return float(f"{np.quantile(np.linalg.norm(public.gradients * beta, axis=-1), prob):.3g}")
+    norm = np.linalg.norm(public.gradients * whitening(public, num_rows), axis=-1)
+    return float(f"{np.quantile(norm, prob):.3g}")
 
 
 def through_clip(public, num_rows, clip_norm):
@@ -197,8 +200,7 @@ def through_clip(public, num_rows, clip_norm):
     By this much the mean answer moves with the parameters; a larger curvature would make the noise seem smaller.
     """
     prior = public.prior
-    beta = 1 / np.sqrt(np.diag(prior.curvature) / num_rows)
-    norm = np.linalg.norm(public.gradients * beta, axis=-1, keepdims=True)
+    norm = np.linalg.norm(public.gradients * whitening(public, num_rows), axis=-1, keepdims=True)
     answers = public.gradients * np.minimum(1, clip_norm / norm)
     return _curvature_law(prior.mean, prior.sd, num_rows, answers, public.gradients)
 

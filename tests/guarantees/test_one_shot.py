@@ -1,22 +1,17 @@
 """The one-shot statistics under the same checks as gradients: sensitivity with wild rows, and taint."""
 
-from functools import partial
-
-import jax
 import numpy as np
 import pytest
 
 from discreet.families.conjugate_regression import Statistic
 from discreet.families.exponential import conjugate_beta, conjugate_dirichlet, conjugate_gamma
-from discreet.mechanism import loop
 from discreet.mechanism.rows import store
 from discreet.methods import statistics
 from discreet.plan import Plan
 from discreet.schema import Numeric, Schema
 from tests.guarantees.mechanisms import SCHEMAS
-from tests.guarantees.taint import assert_public
 from tests.guarantees.test_audits import honest_total, sensitivity, wild_columns
-from tests.guarantees.test_taint import STEPS, arguments
+from tests.guarantees.test_taint import assert_releases_are_public
 
 KINDS = ("gaussian", "laplace")
 PLANE = Schema((Numeric("a", -2, 2), Numeric("b", -2, 2), Numeric("y", -5, 5)))
@@ -51,8 +46,4 @@ def test_one_row_moves_the_statistics_by_at_most_the_clip_norm(name, kind, key):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [*FAMILIES, "regression"])
 def test_the_release_of_statistics_is_public(name, kind):
-    plan, query, rows = make(name, kind)
-    with jax.enable_x64(True):
-        args, levels = arguments(plan, query, rows)
-        for keep in loop.KEEP:
-            assert_public(partial(loop.chunk, query, keep, plan.norm_order), args, levels, STEPS)
+    assert_releases_are_public(*make(name, kind))

@@ -35,7 +35,11 @@ def arguments(plan, query, rows):
 
 @every
 def test_every_mechanism_is_public(name, recipe):
-    plan, query, rows = make(name, recipe)
+    assert_releases_are_public(*make(name, recipe))
+
+
+def assert_releases_are_public(plan, query, rows):
+    """Whatever is kept of a chunk."""
     with jax.enable_x64(True):
         args, levels = arguments(plan, query, rows)
         for keep in loop.KEEP:

@@ -209,7 +209,7 @@ def start_at(
 ) -> np.ndarray:
     """φ₀ with these standard deviations, at `mean` or at the prior's centre."""
     mean = prior_moments(model)[0] if mean is None else np.asarray(mean, np.float64)
-    sd = np.full(model.dim, sd, np.float64) if np.ndim(sd) == 0 else np.asarray(sd, np.float64)
+    sd = _for_each(sd, model.dim)
     _check_vector("mean", mean, model.dim)
     _check_vector("sd", sd, model.dim, positive=True)
     with jax.enable_x64(True):
@@ -272,15 +272,17 @@ def check(model: Model, settings: Settings) -> None:
     if not 0 < settings.decay <= 1:
         raise ValueError(f"decay={settings.decay} must lie in (0, 1]: it is what is left of the rate at the last step")
     size = family.size(model.dim)
-    rest = np.broadcast_to(settings.rest, size) if np.ndim(settings.rest) == 0 else np.asarray(settings.rest)
-    _check_vector("rest", rest, size)
-    if rest.min() < 0 or rest.max() >= 1:
-        raise ValueError(f"rest={settings.rest} must lie in [0, 1): it is the share of steps before an entry moves")
-    rate = settings.learning_rate
     _check_vector("start", settings.start, size)
-    _check_vector("learning_rate", np.full(size, rate) if np.ndim(rate) == 0 else rate, size, positive=True)
+    _check_vector("learning_rate", _for_each(settings.learning_rate, size), size, positive=True)
+    _check_vector("rest", _for_each(settings.rest, size), size)
+    if np.min(settings.rest) < 0 or np.max(settings.rest) >= 1:
+        raise ValueError(f"rest={settings.rest} must lie in [0, 1): it is the share of steps before an entry moves")
     if settings.precondition is not None:
         _check_vector("precondition", settings.precondition, size, positive=True)
+
+
+def _for_each(value: np.ndarray | float, size: int) -> np.ndarray:
+    return np.full(size, value, np.float64) if np.ndim(value) == 0 else np.asarray(value, np.float64)
 
 
 def _check_vector(name: str, value: Any, size: int, positive: bool = False) -> None:
