@@ -70,13 +70,21 @@ def diagonal(rng, release, solve=exact.solve, **options):
 
 def dense(rng, release, prior, **options):
     """Noise-aware draws of z with a dense curvature; NaN for a release that cannot be read so."""
-    drawn = np.full((len(release.last), DRAWS, len(prior.mean)), np.nan)
+    return dense_and_reports(rng, release, prior, **options)[0]
+
+
+def dense_and_reports(rng, release, prior, **options):
+    """The same, and what the solver reports of each."""
+    drawn, reports = np.full((len(release.last), DRAWS, len(prior.mean)), np.nan), []
     for place in range(len(drawn)):
         try:
-            drawn[place] = full.solve(rng, study.chosen(release, place), prior, DRAWS, **options).z
+            found = full.solve(rng, study.chosen(release, place), prior, DRAWS, **options)
         except TraceError:  # stays NaN: counted as failed
+            reports.append({})
             continue
-    return drawn
+        drawn[place] = found.z
+        reports.append(found.report)
+    return drawn, reports
 
 
 @of_finite

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from _nadpvi import (
     ROWS,
-    dense,
+    dense_and_reports,
     diagonal,
     finish_table,
     of_method,
@@ -36,7 +36,7 @@ from harness import FULL, run_parts
 
 from discreet.evaluate import correlated, scorecard, study
 from discreet.methods import elbo
-from discreet.posterior import diagnostics
+from discreet.posterior import clip_bias, diagnostics, reading
 
 
 def experiment(name):
@@ -133,15 +133,22 @@ def task_of(name, ours):
     return Task(task.model, task.schema, np.array(setup.start), setup.beta, setup.clip_norm, 1.0, one.EPSILON, exact)
 
 
-def warned(release, names, dense_curvature):
-    """Whether the diagnostics of each fit would have said something, shape (K,)."""
+def warned(task, release, z, law, reports=None):
+    """Whether the diagnostics of each fit would have said something, shape (K,): of its trace, its solver, its clip.
+
+    `reports` are those of a dense curvature.
+    """
+    names = [f"z{i}" for i in range(task.model.dim)]
+    biases = clip_bias.clip_bias(task.model, task.schema, release, z, law)
     found = []
-    for place in range(len(release.last)):
+    for place, bias in enumerate(biases):
+        said = clip_bias.warnings(bias, names) + reading.of_solver(reports[place] if reports else {})
         try:
             diagnosis = diagnostics.diagnose(study.chosen(release, place), among=len(names))
-            found.append(bool(diagnostics.warnings(diagnosis, names, dense_curvature)))
-        except ValueError:
-            found.append(True)
+            said += diagnostics.warnings(diagnosis, names, reports is not None)
+        except ValueError as error:
+            said.append(str(error))
+        found.append(bool(said))
     return np.array(found)
 
 
@@ -161,23 +168,24 @@ def job(index):
         seed, scenario.simulator or paper.model, paper.schema, scenario.num_rows, replicas,
         scenario.covariates or public_law,
     )  # fmt: skip
-    names = [f"z{i}" for i in range(paper.model.dim)]
     public = simulate_public(ours.model, ours.schema, scenario.num_rows, public_law)
     share = clip_share(paper, public_law, scenario)
     release = fit(seed, scenario, paper, tables, lambda p: settings(p, paper.start, paper.beta, paper.factor), share)
-    kept = scored(rng, "paper, exact", diagonal(rng, release), truth, paper.exact(rng, tables).std(1))
-    kept["paper, exact/warned"] = warned(release, names, False)
+    drawn = diagonal(rng, release)
+    kept = scored(rng, "paper, exact", drawn, truth, paper.exact(rng, tables).std(1))
+    kept["paper, exact/warned"] = warned(paper, release, drawn, public_law)
     if scenario.task == "M1":
         truth = np.log(np.logaddexp(0, truth))
     regression = scenario.task == "regression"
     step = (two.CLOSING, two.DECAY, two.REST) if regression else (one.CLOSING,)
-    usual = two.unclipped(ours.epsilon) if regression else one.UNCLIPPED
+    usual = two.unclipped(ours.epsilon * scenario.num_rows / ROWS) if regression else one.UNCLIPPED
     clip_norm = whitened_clip(public, scenario.num_rows, scenario.unclipped or usual)
     release = fit(seed + 500, scenario, ours, tables, lambda p: whitened(ours.model, public, p, *step), clip_norm)
     known = through_clip(public, scenario.num_rows, clip_norm)
-    drawn = dense(rng, release, known, burn_in=two.BURN_IN if regression else 0.2, arrived=regression)
+    burn_in = two.BURN_IN if regression else 0.2
+    drawn, reports = dense_and_reports(rng, release, known, burn_in=burn_in, arrived=regression)
     kept |= scored(rng, "ours", drawn, truth, ours.exact(rng, tables).std(1))
-    kept["ours/warned"] = warned(release, names, True)
+    kept["ours/warned"] = warned(ours, release, drawn, public_law, reports)
     return kept
 
 
@@ -208,7 +216,7 @@ def line(parts, scenario, method, cells):
 
 def main():
     began = time.time()
-    facts = {"seed": SEED, "few": FEW, "many": MANY, "scenarios": [s.task + s.what for s in SCENARIOS], "version": 1}
+    facts = {"seed": SEED, "few": FEW, "many": MANY, "scenarios": [s.task + s.what for s in SCENARIOS], "version": 2}
     parts = run_parts("stress", job, len(JOBS), facts)
     records = []
     for place, scenario in enumerate(SCENARIOS):

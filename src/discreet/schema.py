@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from discreet.atomic import new_file
 from discreet.table import EXACT, SchemaError, guess, read, to_codes, to_numbers
 
 MOST_CELLS = 4096
+Covariates = Callable[[np.random.Generator, int], Mapping[str, np.ndarray]]
+"""Draws that many rows of encoded columns, like `Schema.sample`: a public law of covariates."""
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,9 @@ from discreet.model import Model, simulate_table
 from discreet.plan import Plan
 from discreet.query import Query
 from discreet.release import Release
-from discreet.schema import Schema
+from discreet.schema import Covariates, Schema
 
 Part = dict[str, np.ndarray]
-Covariates = Callable[[np.random.Generator, int], Mapping[str, np.ndarray]]
 ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
     "OPENBLAS_NUM_THREADS": "1",

@@ -84,6 +84,7 @@ VARIANTS = {
     "aligned preconditioned": Variant(aligned=True, factor=_beta, in_step=True),
     "aligned natural": Variant(aligned=True, factor=_inverse_fisher, in_step=True, only=("mean-field",)),
 }
+_VECTORS = ("start", "learning_rate", "precondition", "rest")
 OPTIMISERS = {"sgd": optax.sgd, "adam": optax.adam}
 
 
@@ -230,14 +231,11 @@ def heuristic_rate(plan: Plan, size: int, factor: float = 1.0) -> float:
 
 def describe(settings: Settings) -> dict[str, Any]:
     """Plain values of the settings, for the release."""
-    beta = settings.precondition
+    vectors = {name: getattr(settings, name) for name in _VECTORS}
     return {
         "method": "elbo",
         **settings._asdict(),
-        "start": np.asarray(settings.start).tolist(),
-        "learning_rate": np.asarray(settings.learning_rate).tolist(),
-        "precondition": None if beta is None else np.asarray(beta).tolist(),
-        "rest": np.asarray(settings.rest).tolist(),
+        **{name: None if value is None else np.asarray(value).tolist() for name, value in vectors.items()},
         "family": settings.family.name,
         "positive": settings.family.positive,
     }
@@ -246,6 +244,13 @@ def describe(settings: Settings) -> dict[str, Any]:
 def described_family(settings: Any) -> Family:
     """The family of a release, from its settings."""
     return Family(settings.get("family", "mean-field"), settings.get("positive", "softplus"))
+
+
+def described(settings: Any) -> Settings:
+    """The settings that `describe` wrote into a release."""
+    known = {name: settings[name] for name in Settings._fields if name in settings}
+    vectors = {name: np.asarray(known[name], np.float64) for name in _VECTORS if known.get(name) is not None}
+    return Settings(**{**known, **vectors, "family": described_family(settings)})
 
 
 def check(model: Model, settings: Settings) -> None:

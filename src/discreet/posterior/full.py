@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, stats
 
 from discreet.posterior.sums import Sums, in_units, location_sums, residual_variance
 from discreet.posterior.trace_model import BurnIn, Subsampling, noise_of
@@ -85,12 +85,17 @@ def solve(
     is log-concave, 0 where A is known to be positive definite and no more. `arrived` says that the steps before
     `burn_in` are publicly known to end near φ*, whatever A is: they close any distance many times over. Where that is
     not certain, nothing is said: a slow direction that has not arrived would be believed to have.
+
+    The report has the `drift` of the chains, and p-values of what was declared: `contradiction`, of the trace's slopes
+    under `curvature_cov`, and `arrival`, of the mean answers if iterates have arrived.
     """
     dim, rate = len(prior.mean), release.plan.sampling_prob
-    known, learned = noise_of(release, subsampling)
-    sums = in_units(location_sums(release, dim, burn_in, known), prior.mean, prior.sd)
+    noise, learned = noise_of(release, subsampling)
+    sums = in_units(location_sums(release, dim, burn_in, noise), prior.mean, prior.sd)
     variance = residual_variance(sums) if learned else sums.known
-    found = fit_entries(sums, rate, variance, beliefs(prior))
+    known = beliefs(prior)
+    slopes = _slopes(sums, rate, variance)
+    found = [_given(*slopes, belief) for belief in known]
     evidence = np.array([entries.log_evidence for entries in found])
     weights = np.exp(evidence - evidence.max())
     chains = rng.multinomial(min(draws, CHAINS), weights / weights.sum())
@@ -104,7 +109,12 @@ def solve(
         optimum = _draw_optima(rng, curvatures, sums, rate, variance, least)
         parts.append((optimum, optimum + _draw_around(rng, curvatures)))
     optimum, z = (prior.mean + prior.sd * np.concatenate(part) for part in zip(*parts, strict=True))
-    return Draws(optimum, z, {"drift": drift})
+    report = {"drift": drift}
+    if prior.curvature_cov is not None:
+        report["contradiction"] = _contradiction(*slopes, known[0])
+    if arrived:
+        report["arrival"] = _arrival(sums, variance, release.settings.get("rest", 0.0))
+    return Draws(optimum, z, report)
 
 
 def beliefs(prior: Prior) -> list[Belief]:
@@ -126,14 +136,22 @@ def beliefs(prior: Prior) -> list[Belief]:
     ]
 
 
-def fit_entries(sums: Sums, rate: float, variance: np.ndarray, known: list[Belief]) -> list[Entries]:
-    """Regressions of y on κx with a symmetric slope matrix, one for each belief about its entries."""
+def _slopes(sums: Sums, rate: float, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The regression of y on κx with a symmetric slope matrix: precision of its upper triangle, and precision × it."""
     places = _triangle_places(len(variance))
-    seen, shift = np.zeros_like(known[0].precision), np.zeros_like(known[0].centre)
+    count = places.max() + 1
+    seen, shift = np.zeros((count, count)), np.zeros(count)
     for row, spots in enumerate(places):
         seen[np.ix_(spots, spots)] += rate**2 * sums.xx[row % len(sums.xx)] / variance[row]
         shift[spots] += rate * sums.yx[row] / variance[row]
-    return [_given(seen, shift, belief) for belief in known]
+    return seen, shift
+
+
+def _contradiction(seen: np.ndarray, shift: np.ndarray, belief: Belief) -> float:
+    """p-value of the trace's slopes under what was believed of A: small where the declared law cannot be right."""
+    gap, cov = shift - seen @ belief.centre, linalg.inv(belief.precision)
+    spread = seen + seen @ cov @ seen
+    return float(stats.chi2.sf(gap @ linalg.pinvh(spread) @ gap, np.linalg.matrix_rank(seen, hermitian=True)))
 
 
 def _given(seen: np.ndarray, shift: np.ndarray, belief: Belief) -> Entries:
@@ -143,6 +161,15 @@ def _given(seen: np.ndarray, shift: np.ndarray, belief: Belief) -> Entries:
     mean = linalg.cho_solve((factor, True), shift + before)
     fit = (factor.T @ mean) @ (factor.T @ mean) - belief.centre @ before
     return Entries(mean, factor, float(0.5 * (fit + belief.log_det) - np.log(np.diag(factor)).sum()))
+
+
+def _arrival(sums: Sums, variance: np.ndarray, rest: Any) -> float:
+    """p-value of mean answers that are noise alone, as they are where iterates have arrived.
+
+    Entries that rested at first are left out: they arrive in the steps that are looked at.
+    """
+    moving = np.resize(rest, max(np.size(rest), len(variance)))[: len(variance)] == 0
+    return float(stats.chi2.sf((sums.mean_y**2 * sums.weight / variance)[moving].sum(), moving.sum()))
 
 
 def _evidence_of_mean(

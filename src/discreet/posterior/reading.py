@@ -8,7 +8,7 @@ from discreet.accounting import Guarantee
 from discreet.methods.elbo import described_family
 from discreet.methods.gaussian import MEAN_FIELD, Family
 from discreet.model import Model
-from discreet.posterior import averaging, diagnostics, exact, full, laplace, naive, nuts
+from discreet.posterior import averaging, clip_bias, diagnostics, exact, full, laplace, naive, nuts
 from discreet.posterior.sums import noise_changes
 from discreet.posterior.trace import TraceError, tail
 from discreet.posterior.trace_model import BurnIn, Solution, Subsampling, TracePrior, check_choices, trace_model
@@ -23,7 +23,7 @@ _NO_DIAGONAL = (
     "solver='{}' has a diagonal curvature, and the scales of a {} family have none: keep the trace and use "
     "solver='full', which reads their covariance from the locations"
 )
-FAR, LARGEST_R_HAT, LARGEST_DRIFT = 3.0, 1.05, 1.0
+FAR, LARGEST_R_HAT, LARGEST_DRIFT, NOT_ARRIVED = 3.0, 1.05, 1.0, 0.01
 
 
 class Options(NamedTuple):
@@ -71,8 +71,12 @@ def read(
         options = options._replace(solver=options.solver or default_solver(release, model))
         method, z, report = _noise_aware(rng, release, model, options, draws)
         found = diagnostics.diagnose(release, among=model.dim)
-        said += diagnostics.warnings(found, parameter_names(model), options.solver == "full") + _unmixed(report)
+        said += diagnostics.warnings(found, parameter_names(model), options.solver == "full") + of_solver(report)
         facts["diagnostics"] = diagnostics.records(found, parameter_names(model))
+    if schema is not None and model.simulate is not None:
+        bias = clip_bias.clip_bias(model, schema, release, z)
+        said += clip_bias.warnings(bias, parameter_names(model))
+        facts["clip_bias"] = [float(value) for value in bias]
     info = {
         "method": method,
         "plan": release.plan.to_dict(),
@@ -189,11 +193,23 @@ def _diagonal(rng, release: Release, model: Model, options: Options, draws: int)
     return name, around_locations(rng, found, prior.sd), found.report
 
 
-def _unmixed(report) -> list[str]:
+def of_solver(report: Any) -> list[str]:
+    """What of a solver's report should be said aloud."""
+    said = []
+    if report.get("contradiction", 1.0) < diagnostics.FALSE_ALARM:
+        said.append(
+            "the curvature in the trace contradicts what was declared of it (p < .001): the covariates follow another "
+            "law, or clipping is stronger than it knows; declare less (no curvature_cov)"
+        )
+    if report.get("arrival", 1.0) < NOT_ARRIVED:
+        said.append(
+            "the iterates were declared to have arrived, but the answers still pull at them (p < .01): some direction "
+            "is slower than was thought, as with correlated covariates; plan more steps, or read without arrived"
+        )
     if report.get("r_hat", 1.0) > LARGEST_R_HAT:
-        return [
+        said.append(
             f"the solver's chains disagree (R̂ = {report['r_hat']:.2f}): its intervals are rough; use solver='exact'"
-        ]
+        )
     if report.get("drift", 0.0) > LARGEST_DRIFT:
-        return [f"the solver's chains had not settled (drift {report['drift']:.1f} sds): its intervals are rough"]
-    return []
+        said.append(f"the solver's chains had not settled (drift {report['drift']:.1f} sds): its intervals are rough")
+    return said
