@@ -228,9 +228,14 @@ def test_the_noise_audit_catches_reused_noise():
     assert np.abs(noise_z_scores(np.repeat(fresh[:, :1], 4, axis=1), 6.0)).max() > 4.9
 
 
-def completed_noise(name, recipe, plan_scale=lambda scale: scale, steps=4000):
-    """(y − its noiseless value) / scale over many answers to one question, when no row is there, and the plan."""
+def completed_noise(name, recipe, plan_scale=lambda scale: scale):
+    """`noise_of_points` of a mechanism, and its plan."""
     plan, query, _ = make(name, recipe)
+    return noise_of_points(plan, query, plan_scale), plan
+
+
+def noise_of_points(plan, query, plan_scale=lambda scale: scale, steps=4000):
+    """(y − its noiseless value) / scale over many answers to one question, when no row is there."""
 
     @jax.jit
     def completed(chance, draws):
@@ -247,7 +252,7 @@ def completed_noise(name, recipe, plan_scale=lambda scale: scale, steps=4000):
     with jax.enable_x64(True):
         chance = query.chance(jax.random.key(5))
         silent, noisy = completed(chance, noise.simulated(12).draw(plan.noise_kind, 0, (steps, query.size)))
-    return np.asarray(noisy.y - silent.y[None]) / plan_scale(np.asarray(noisy.scale)), plan
+    return np.asarray(noisy.y - silent.y[None]) / plan_scale(np.asarray(noisy.scale))
 
 
 @every

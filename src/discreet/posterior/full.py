@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import linalg, stats
 
+from discreet.methods.natural import triangle_places
 from discreet.posterior.sums import Sums, in_units, location_sums, residual_variance
 from discreet.posterior.trace_model import BurnIn, Subsampling, noise_of
 from discreet.release import Release
@@ -95,6 +96,32 @@ def solve(
     variance = residual_variance(sums) if learned else sums.known
     known = beliefs(prior)
     slopes = _slopes(sums, rate, variance)
+    found = draw(rng, slopes, known, sums, rate, variance, draws, least=least, arrived=arrived)
+    optimum, z = (prior.mean + prior.sd * part for part in found[:2])
+    report = dict(found.report)
+    if prior.curvature_cov is not None:
+        report["contradiction"] = _contradiction(*slopes, known[0])
+    if arrived:
+        report["arrival"] = _arrival(sums, variance, release.settings.get("rest", 0.0))
+    return Draws(optimum, z, report)
+
+
+def draw(
+    rng: np.random.Generator,
+    slopes: tuple[np.ndarray, np.ndarray],
+    known: list[Belief],
+    sums: Sums,
+    rate: float,
+    variance: np.ndarray,
+    draws: int,
+    *,
+    least: float = 1.0,
+    arrived: bool = False,
+) -> Draws:
+    """Draws of φ* and z in units of the prior, from what is seen of A's entries (`slopes`: their precision, and
+    precision × estimate), what is `known` of them, and the means in `sums`.
+    """
+    dim = len(variance)
     found = [_given(*slopes, belief) for belief in known]
     evidence = np.array([entries.log_evidence for entries in found])
     weights = np.exp(evidence - evidence.max())
@@ -105,16 +132,11 @@ def solve(
     chosen = rng.permutation(np.resize(rng.permutation(len(entries)), draws))
     parts = []
     for portion in np.array_split(entries[chosen], -(-draws * dim**2 // AT_ONCE)):
-        curvatures = portion[:, _triangle_places(dim)]
+        curvatures = portion[:, triangle_places(dim)]
         optimum = _draw_optima(rng, curvatures, sums, rate, variance, least)
         parts.append((optimum, optimum + _draw_around(rng, curvatures)))
-    optimum, z = (prior.mean + prior.sd * np.concatenate(part) for part in zip(*parts, strict=True))
-    report = {"drift": drift}
-    if prior.curvature_cov is not None:
-        report["contradiction"] = _contradiction(*slopes, known[0])
-    if arrived:
-        report["arrival"] = _arrival(sums, variance, release.settings.get("rest", 0.0))
-    return Draws(optimum, z, report)
+    optimum, z = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Draws(optimum, z, {"drift": drift})
 
 
 def beliefs(prior: Prior) -> list[Belief]:
@@ -138,7 +160,7 @@ def beliefs(prior: Prior) -> list[Belief]:
 
 def _slopes(sums: Sums, rate: float, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The regression of y on κx with a symmetric slope matrix: precision of its upper triangle, and precision × it."""
-    places = _triangle_places(len(variance))
+    places = triangle_places(len(variance))
     count = places.max() + 1
     seen, shift = np.zeros((count, count)), np.zeros(count)
     for row, spots in enumerate(places):
@@ -208,7 +230,7 @@ def _draw_entries(rng, found: list[Entries], chains: np.ndarray, draws: int, lea
     used = [(entries, int(number)) for entries, number in zip(found, chains, strict=True) if number]
     mean = np.concatenate([np.tile(entries.mean, (number, 1)) for entries, number in used])
     dim = int(np.sqrt(2 * mean.shape[1]))
-    places = _triangle_places(dim)
+    places = triangle_places(dim)
 
     def noise():
         normals = [rng.standard_normal((mean.shape[1], number)) for _, number in used]
@@ -285,11 +307,3 @@ def _draw_around(rng, curvatures: np.ndarray) -> np.ndarray:
     factor = np.linalg.cholesky(curvatures)
     normal = rng.standard_normal((*curvatures.shape[:2], 1))
     return np.linalg.solve(np.swapaxes(factor, 1, 2), normal)[..., 0]
-
-
-def _triangle_places(dim: int) -> np.ndarray:
-    """For each entry of a symmetric matrix, its place in the list of the upper triangle."""
-    place = np.zeros((dim, dim), int)
-    upper = np.triu_indices(dim)
-    place[upper] = np.arange(len(upper[0]))
-    return np.maximum(place, place.T)

@@ -1,0 +1,108 @@
+"""DP-SEP: rows answer with the natural parameters of their sites; one average site stands for them all.
+
+Stochastic expectation propagation keeps θ = θ₀ + φ, where φ = N·θ_f is N times the average site. Every row of a batch
+is matched against the same cavity θ − θ_f, and answers with its own site. The step is φ ← φ + (γ/N)(answer − κφ).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from discreet.methods.sites import Site, SiteError, cavity
+from discreet.plan import Plan, require
+from discreet.query import Point, Query
+
+
+class Settings(NamedTuple):
+    """The public choices of a DP-SEP run.
+
+    A step closes the share `gamma`·κ/N of the distance: the paper's γ, 1 there, and N for SEP's own speed. Eigenvalues
+    of the posterior's precision are kept at `least` prior precisions or more: 1 where every row's likelihood is
+    log-concave. `start` is φ₀, or zero: the prior. A mixture needs one that tells its components apart.
+    """
+
+    gamma: float
+    least: float = 1.0
+    start: np.ndarray | None = None
+
+
+def closing(plan: Plan, settings: Settings) -> float:
+    """The share of any distance that a step closes."""
+    return settings.gamma * plan.sampling_prob / plan.num_rows
+
+
+def query(site: Site, plan: Plan, settings: Settings) -> Query:
+    """Ask rows for their sites.
+
+    The trace it reports is y = κφ − answer against x = φ: at a fixed point of SEP it is zero in the mean, and its slope
+    is κ(I − ∂Σ sites/∂φ), a matrix near κI that is not symmetric.
+
+    Guarantee: one row moves an answer by at most the plan's clip norm, in the Euclidean norm of η and the upper
+    triangle of Λ together. That φ is kept in bounds and the precision positive definite comes after the noise.
+    """
+    start = check(site, plan, settings)
+
+    def ask(chance, phi):
+        del chance
+        return cavity(site.shape, site.prior + (1 - 1 / plan.num_rows) * phi)
+
+    def update(phi, question, answer):
+        del question
+        rested = plan.sampling_prob * phi
+        point = Point(phi, phi, rested - answer, jnp.ones_like(phi))
+        return advance(site, plan, settings, phi, answer), point
+
+    return Query(
+        init=lambda key: jnp.asarray(start),
+        ask=ask,
+        row_value=site.of_row,
+        update=update,
+        last=lambda phi: phi,
+        size=site.shape.size,
+        columns=site.columns,
+        settings=describe(site, settings),
+    )
+
+
+def advance(site: Site, plan: Plan, settings: Settings, phi: Array, answer: Array) -> Array:
+    """φ after a step: θ_f no longer than a row's site may be, and the precision lifted where it fell too low."""
+    moved = phi + settings.gamma / plan.num_rows * (answer - plan.sampling_prob * phi)
+    most = plan.num_rows * plan.clip_norm
+    moved = moved * jnp.minimum(1.0, most / jnp.maximum(jnp.linalg.norm(moved), 1e-300))
+    return site.shape.lifted(site.prior + moved, site.prior, settings.least) - site.prior
+
+
+def describe(site: Site, settings: Settings) -> dict[str, Any]:
+    """Plain values of the settings and the site, for the release."""
+    start = None if settings.start is None else np.asarray(settings.start).tolist()
+    shape = {"blocks": site.shape.blocks, "dim": site.shape.dim, "prior_theta": site.prior.tolist()}
+    return {"method": "sep", **settings._asdict(), "start": start, **shape, **site.description}
+
+
+def check(site: Site, plan: Plan, settings: Settings) -> np.ndarray:
+    """φ₀, once the settings were found to fit the site and the plan."""
+    require(settings.gamma > 0, "gamma", settings.gamma, "be positive: 1 is the paper's, num_rows is SEP's own speed")
+    share = closing(plan, settings)
+    require(
+        share < 2,
+        "gamma",
+        settings.gamma,
+        f"stay below 2N/κ = {2 * plan.num_rows / plan.sampling_prob:g}, where steps diverge; N/κ is quickest",
+    )
+    require(0 < settings.least <= 1, "least", settings.least, "lie in (0, 1]: eigenvalues in units of the prior's")
+    require(plan.norm_order == 2, "noise_kind", plan.noise_kind, "be gaussian: sites are clipped in the Euclidean norm")
+    start = np.zeros(site.shape.size) if settings.start is None else np.asarray(settings.start, float)
+    if start.shape != (site.shape.size,):
+        raise SiteError(f"start has shape {start.shape}; these sites need ({site.shape.size},)")
+    if not np.isfinite(start).all():
+        raise SiteError("start must be finite")
+    with jax.enable_x64(True):
+        smallest = float(site.shape.smallest(site.prior + (1 - 1 / plan.num_rows) * start, site.prior))
+    if not smallest > 0:
+        raise SiteError(
+            f"the cavity at start is not positive definite (smallest eigenvalue {smallest:.3g} prior precisions)"
+        )
+    return start
