@@ -90,6 +90,7 @@ def event(plan: Phases) -> "DpEvent":
     Laplace noise is charged as if a row put all of its L1 norm on one coordinate. Nothing is worse: one that is moved
     by μ scales has δ(ε) = 1 − exp(−c), c = (μ − ε) / 2 ≥ 0; two that are moved by μ₁ + μ₂ = μ have
     1 − (1 + min(μ₁, μ₂, c) / 2) exp(−c) for ε ≥ 0; more coordinates follow by induction.
+    One row at a time is sampling without replacement of one, under replace-one.
 
     >>> event(Plan(num_rows=50, steps=3, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=2.0))
     SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=3)
@@ -101,6 +102,9 @@ def event(plan: Phases) -> "DpEvent":
         return dpa.ComposedDpEvent([event(part) for part in (phase, *others)])
     if phase.noise_multiplier == 0:
         return dpa.NonPrivateDpEvent()
+    if phase.sampling == "one row":  # replacing a row moves the answer by twice the clip norm
+        step = dpa.SampledWithoutReplacementDpEvent(phase.num_rows, 1, dpa.GaussianDpEvent(phase.noise_multiplier / 2))
+        return dpa.SelfComposedDpEvent(step, phase.steps)
     kinds = {"gaussian": dpa.GaussianDpEvent, "laplace": dpa.LaplaceDpEvent}
     rate, step = phase.sampling_prob, kinds[phase.noise_kind](phase.noise_multiplier)
     if phase.batch_limit is not None:
@@ -115,7 +119,7 @@ def guarantee(plan: Phases, delta: float, noise: Noise = "unstated") -> Guarante
     """The plan's guarantee at `delta`: the smallest of several valid upper bounds on ε.
 
     Guarantee: PLD at each of `_intervals`, charged for floating point; RDP where there is one; for Laplace noise alone
-    also the sum of the steps' own ε, log(1 + κ (e^(1/b) − 1)) at noise multiplier b.
+    also the sum of the steps' own ε, log(1 + κ (e^(1/b) − 1)) at noise multiplier b. For one row at a time RDP alone.
 
     >>> plan = Plan(num_rows=50, steps=4, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=2 * 3.7306317)
     >>> round(guarantee(plan, 1e-5).epsilon, 4)
@@ -157,26 +161,36 @@ def rdp_epsilon(plan: Phases, delta: float) -> float:
     >>> rdp_epsilon(plan, 1e-5) > guarantee(plan, 1e-5).epsilon
     True
     """
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.rdp import RdpAccountant
-
     for phase in _priced(plan):
         limit, rate = phase.batch_limit, phase.sampling_prob
         require(limit is None, "batch_limit", limit, "be None or num_rows: RDP cannot price truncation")
         require(_has_rdp(phase), "sampling_prob", rate, "be 1: RDP cannot price sampled Laplace noise")
-    accountant = RdpAccountant(_ORDERS, NeighboringRelation.REPLACE_SPECIAL).compose(event(plan))
-    return float(accountant.get_epsilon(delta))
+    return float(_rdp(_priced(plan)).get_epsilon(delta))
+
+
+def _rdp(priced: Sequence[Plan]) -> Any:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
+    relations = {"zero-out": NeighboringRelation.REPLACE_SPECIAL, "replace-one": NeighboringRelation.REPLACE_ONE}
+    return RdpAccountant(_ORDERS, relations[priced[0].relation]).compose(event(priced))
 
 
 def _priced(plan: Phases) -> tuple[Plan, ...]:
     """The phases, bare of what their price does not depend on."""
     parts = [replace(part, clip_norm=1.0) for part in phases(plan)]
     require(len(parts) > 0, "plan", plan, "have at least one phase")
+    require(
+        len({part.relation for part in parts}) == 1, "plan", plan, "have phases of one relation: they do not add up"
+    )
     whole = {"num_rows": 1, "batch_limit": None}
-    return tuple(replace(p, **whole) if p.batch_limit in (None, p.num_rows) else p for p in parts)
+    every = [part.sampling == "poisson" and part.batch_limit in (None, part.num_rows) for part in parts]
+    return tuple(replace(p, **whole) if all_rows else p for p, all_rows in zip(parts, every, strict=True))
 
 
 def _description(phase: Plan) -> str:
+    if phase.sampling == "one row":
+        return f"{phase.steps} × one of {phase.num_rows} rows, Gaussian({phase.noise_multiplier})"
     limit = "" if phase.batch_limit is None else f", at most {phase.batch_limit} of {phase.num_rows}"
     sampled = f"Poisson({phase.sampling_prob}{limit}) " if phase.sampling_prob < 1 or limit else ""
     return f"{phase.steps} × {sampled}{phase.noise_kind.capitalize()}({phase.noise_multiplier})"
@@ -225,10 +239,13 @@ def _own_epsilon(phase: Plan) -> float:
 
 
 def _bound(priced: Sequence[Plan], delta: float, intervals: Sequence[float]) -> tuple[float, str, list[Any]]:
-    """The smallest valid ε, the accountant that gave it, and the PLD at each interval."""
+    """The smallest valid ε, the accountant that gave it, and the PLD at each interval (or what gives δ instead)."""
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
+    if priced[0].sampling == "one row":
+        rdp = _rdp(priced)
+        return float(rdp.get_epsilon(delta)), "RDP", [rdp]
     relation, spent = NeighboringRelation.REPLACE_SPECIAL, event(priced)
     losses = [PLDAccountant(relation, interval).compose(spent) for interval in intervals]
     usable = delta - _ROUNDING * sum(phase.steps for phase in priced)
@@ -249,7 +266,8 @@ def _evaluate(priced: Sequence[Plan], delta: float) -> Guarantee:
         return min([1.0, *(rounding + float(loss.get_delta(at)) for loss in losses[:1])])
 
     software, spent = f"dp-accounting {version('dp-accounting')}", " + ".join(map(_description, priced))
-    return Guarantee(epsilon, delta, accountant, software, spent, excess(0.0), _true_positives(excess, 0.01))
+    attack = (excess(0.0), _true_positives(excess, 0.01))
+    return Guarantee(epsilon, delta, accountant, software, spent, *attack, relation=priced[0].relation)
 
 
 def _true_positives(excess: Callable[[float], float], rate: float) -> float:

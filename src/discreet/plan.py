@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 NORM_ORDERS = {"gaussian": 2, "laplace": 1}
+SAMPLINGS = {"poisson": "zero-out", "one row": "replace-one"}
 _SDS = {"gaussian": 1.0, "laplace": math.sqrt(2)}  # of a standard draw, that is one of scale 1
 
 
@@ -17,6 +18,9 @@ class Plan:
     and each coordinate of the sum gets noise of scale `noise_multiplier * clip_norm`. `noise_kind` says which norm and
     which noise: "gaussian" is the Euclidean norm and a normal with that standard deviation; "laplace" is the L1 norm
     and the density exp(−|x| / scale) / (2 scale).
+
+    With `sampling` = "one row" a step sees exactly one row, drawn at random from all: DP-SEP's own sampler. Nobody can
+    be left out of it, only replaced, and that moves an answer by 2 `clip_norm`: the relation is replace-one.
 
     >>> plan = Plan(num_rows=5000, steps=100, sampling_prob=0.1, clip_norm=2.0, noise_multiplier=37.5)
     >>> plan.noise_scale, plan.noise_std
@@ -33,6 +37,7 @@ class Plan:
     noise_multiplier: float
     batch_limit: int | None = None
     noise_kind: str = "gaussian"
+    sampling: str = "poisson"
 
     def __post_init__(self):
         """Refuse what no mechanism can run."""
@@ -70,11 +75,22 @@ class Plan:
             limit,
             f"be None or num_rows={self.num_rows}: nobody can price truncated batches with {self.noise_kind} noise",
         )
+        require(self.sampling in SAMPLINGS, "sampling", self.sampling, f"be one of {', '.join(SAMPLINGS)}")
+        if self.sampling == "one row":
+            alone = math.isclose(self.sampling_prob * self.num_rows, 1)
+            require(alone, "sampling_prob", self.sampling_prob, f"be 1/num_rows = {1 / self.num_rows:g} for one row")
+            require(limit is None, "batch_limit", limit, "be None: there is always one row")
+            require(self.noise_kind == "gaussian", "noise_kind", self.noise_kind, "be gaussian for one row")
 
     @property
     def norm_order(self) -> int:
         """Which norm of a row's vector `clip_norm` bounds: 2 is Euclidean, 1 the sum of absolute values."""
         return NORM_ORDERS[self.noise_kind]
+
+    @property
+    def relation(self) -> str:
+        """What may happen to a row: its contribution is zeroed, or the row is replaced by another."""
+        return SAMPLINGS[self.sampling]
 
     @property
     def noise_scale(self) -> float:

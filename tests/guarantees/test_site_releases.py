@@ -1,13 +1,14 @@
 """Releases of sites under the same checks as gradients: sensitivity with wild rows, taint, and the noise of y."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from discreet.mechanism.rows import store
 from discreet.methods import sep
 from discreet.methods.sites import linear, mixture
-from discreet.plan import Plan, default_batch_limit
+from discreet.plan import SAMPLINGS, Plan, default_batch_limit
 from discreet.schema import Numeric, Schema
 from tests.guarantees.mechanisms import MODELS, SCHEMAS
 from tests.guarantees.test_audits import honest_total, noise_of_points, noise_z_scores, sensitivity, wild_columns
@@ -19,12 +20,13 @@ NAMES = ("logistic", "poisson", "mixture")
 names = pytest.mark.parametrize("name", NAMES)
 
 
-def make(name, num_rows=30):
+def make(name, num_rows=30, sampling="poisson"):
     schema = PLANE if name == "mixture" else SCHEMAS[name]
     site = mixture(["a", "b"], [0.4, 0.6], 0.5, MEANS, 1.0) if name == "mixture" else linear(MODELS[name])
     rows = store(schema, schema.sample(np.random.default_rng(3), num_rows))
-    limit = None if rows._counts is not None else default_batch_limit(num_rows, 0.25)
-    plan = Plan(num_rows, 6, 0.25, 0.7, 3.0, limit)
+    alone = sampling == "one row"
+    limit = None if alone or rows._counts is not None else default_batch_limit(num_rows, 0.25)
+    plan = Plan(num_rows, 6, 1 / num_rows if alone else 0.25, 0.7, 3.0, limit, sampling=sampling)
     with jax.enable_x64(True):
         return plan, sep.query(site, plan, sep.Settings(gamma=20.0, least=0.5)), rows
 
@@ -39,8 +41,22 @@ def test_one_row_moves_the_sum_of_sites_by_at_most_the_clip_norm(name, key):
 
 
 @names
-def test_the_release_of_sites_is_public(name):
-    assert_releases_are_public(*make(name))
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_release_of_sites_is_public(name, sampling):
+    assert_releases_are_public(*make(name, sampling=sampling))
+
+
+@names
+def test_a_replaced_row_moves_the_answer_of_one_row_by_at_most_twice_the_clip_norm(name, key):
+    """Whatever stands in the row that is drawn."""
+    plan, query, rows = make(name, sampling="one row")
+    columns = wild_columns(rows._columns, np.random.default_rng(2))
+    with jax.enable_x64(True):
+        question = query.ask(query.chance(key), query.init(key))
+        every = [{name: jnp.asarray(column[i : i + 1]) for name, column in columns.items()} for i in range(30)]
+        answers = np.stack([honest_total(query, question, row, np.ones(1), plan) for row in every])
+    gaps = np.linalg.norm(answers[:, None] - answers[None], axis=-1) / 2**20
+    assert 1.0 < gaps.max() <= 2.0
 
 
 @names

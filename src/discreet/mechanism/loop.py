@@ -48,7 +48,7 @@ def run(
     """The release of `plan.steps` answers to `query`: block moments, and on request products (`keep` = "cross") or
     every point ("trace").
 
-    Guarantee: with secure noise this is `accounting.event(plan)` under zero-out adjacency. `progress` wraps the range
+    Guarantee: with secure noise this is `accounting.event(plan)` under `plan.relation`. `progress` wraps the range
     of blocks and sees their number only.
     """
     if keep not in KEEP:
@@ -159,6 +159,8 @@ def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
         raise ValueError("noise_multiplier=0 adds no noise: calibrate the plan, or use simulated noise for a study")
     if noise.kind == "secure" and rows.replicas is not None:
         raise ValueError("replicas are for simulated studies: a private release is of one table")
+    if rows._counts is not None and plan.sampling != "poisson":
+        raise ValueError(f"sampling={plan.sampling!r}: these rows are held as counts and need Poisson sampling")
     if rows._counts is not None and plan.batch_limit not in (None, plan.num_rows):
         raise ValueError(f"batch_limit={plan.batch_limit}: these rows are held as counts and need batch_limit=None")
     missing = set(query.columns) - set(rows.schema.names)

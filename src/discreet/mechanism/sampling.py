@@ -28,12 +28,16 @@ def draw_batches(
 ) -> Batches:
     """`steps` independent batches, for each of `replicas` tables; each person is in with `plan.sampling_prob`.
 
-    Guarantee: inclusions are independent; where more than `plan.batch_limit` people are in, a uniformly random subset
-    of that size stays. The shapes depend on the plan alone.
+    Guarantee: steps are independent. Inclusions in a Poisson batch are, too; where more than `plan.batch_limit` people
+    are in, a uniformly random subset of that size stays. "One row" is each row with the same probability, to 2⁻⁵². The
+    shapes depend on the plan alone.
     """
     if counts is not None:
         return Batches(None, _binomial_cells(noise, chunk, plan, steps, counts))
     shape = (steps,) if replicas is None else (replicas, steps)
+    if plan.sampling == "one row":
+        place = np.floor(uniforms(noise.words(SAMPLING, chunk, int(np.prod(shape)))) * plan.num_rows)
+        return Batches(place.astype(np.int32).reshape(*shape, 1), np.ones((*shape, 1), np.int8))
     limit = plan.batch_limit or plan.num_rows
     if plan.sampling_prob == 1 and limit == plan.num_rows:
         return Batches(None, np.ones((*shape, limit), np.int8))
