@@ -7,6 +7,7 @@ import pytest
 
 from discreet.evaluate import ep
 from discreet.families.glm import glm
+from discreet.families.mixture import Mixture
 from discreet.methods import sep
 from discreet.methods.sites import SiteError, linear, mixture
 from discreet.model import Linear, Model
@@ -99,7 +100,7 @@ def test_ep_of_a_mixture_finds_the_clusters():
     rng = np.random.default_rng(5)
     centres = np.array([[-2.0, 0.0], [2.0, 1.0], [0.0, 3.0]])
     x = np.concatenate([rng.normal(centre, 0.5, (50, 2)) for centre in centres])
-    site = mixture(["a", "b"], [1 / 3] * 3, 0.5, np.zeros((3, 2)), 3.0)
+    site = mixture(Mixture(("a", "b"), np.full(3, 1 / 3), 0.5, np.zeros((3, 2)), 3.0))
     with jax.enable_x64(True):
         start = site.shape.of_moments(0.3 * centres, np.tile(np.eye(2), (3, 1, 1)))
     found = ep.ep(site, {"a": x[:, 0], "b": x[:, 1]}, start=start, damping=0.5)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from discreet.families.mixture import Mixture
 from discreet.mechanism.rows import store
 from discreet.methods import sep
 from discreet.methods.sites import linear, mixture
@@ -15,14 +16,14 @@ from tests.guarantees.test_audits import honest_total, noise_of_points, noise_z_
 from tests.guarantees.test_taint import assert_releases_are_public
 
 PLANE = Schema((Numeric("a", -2, 2), Numeric("b", -2, 2)))
-MEANS = np.array([[-1.0, 0.0], [1.0, 0.5]])
+MIXTURE = Mixture(("a", "b"), np.array([0.4, 0.6]), 0.5, np.array([[-1.0, 0.0], [1.0, 0.5]]), 1.0)
 NAMES = ("logistic", "poisson", "mixture")
 names = pytest.mark.parametrize("name", NAMES)
 
 
 def make(name, num_rows=30, sampling="poisson"):
     schema = PLANE if name == "mixture" else SCHEMAS[name]
-    site = mixture(["a", "b"], [0.4, 0.6], 0.5, MEANS, 1.0) if name == "mixture" else linear(MODELS[name])
+    site = mixture(MIXTURE) if name == "mixture" else linear(MODELS[name])
     rows = store(schema, schema.sample(np.random.default_rng(3), num_rows))
     alone = sampling == "one row"
     limit = None if alone or rows._counts is not None else default_batch_limit(num_rows, 0.25)

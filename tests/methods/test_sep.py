@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from discreet.evaluate import ep
+from discreet.families.mixture import Mixture
 from discreet.fitting import encode, run, simulated
 from discreet.methods import sep
 from discreet.methods.sites import SiteError, cavity, linear, mixture
@@ -127,7 +128,7 @@ def test_components_that_start_alike_stay_alike_and_others_find_their_places():
     """Two clusters at ±2; EP from a start that tells the components apart puts one mean at each."""
     rng = np.random.default_rng(4)
     x = np.concatenate([rng.normal(-2, 0.5, 40), rng.normal(2, 0.5, 40)])
-    site = mixture(["x"], [0.5, 0.5], 0.5, np.zeros((2, 1)), 3.0)
+    site = mixture(Mixture(("x",), np.array([0.5, 0.5]), 0.5, np.zeros((2, 1)), 3.0))
     start = np.array([-1.0, 1.0, 0.0, 0.0])
     alike, apart = (ep.sep(site, {"x": x}, sep.Settings(80.0, 0.1, s), passes=20).mean for s in (None, start))
     assert abs(alike[0, 0] - alike[1, 0]) < 1e-6

@@ -9,6 +9,7 @@ import pytest
 from scipy import special, stats
 
 from discreet.families.glm import glm
+from discreet.families.mixture import Mixture
 from discreet.methods import sites
 from discreet.methods.sites import SiteError, cavity, check, gaussian_prior, linear, mixture, tilted
 from discreet.model import Linear
@@ -90,7 +91,7 @@ def test_a_linear_site_gives_the_tilted_moments_of_all_parameters():
 
 def test_a_mixture_site_gives_the_tilted_moments_of_every_component():
     """In one dimension and two components, by a grid over both means."""
-    site = mixture(["x"], [0.3, 0.7], 0.5, np.array([[-1.0], [1.0]]), 1.5)
+    site = mixture(Mixture(("x",), np.array([0.3, 0.7]), 0.5, np.array([[-1.0], [1.0]]), 1.5))
     theta = site.shape.of_moments(np.array([[-0.8], [0.9]]), np.array([[[0.4]], [[0.6]]]))
     found, spread = site.shape.moments(theta + site.of_row(cavity(site.shape, theta), {"x": jnp.array(0.2)}))
     first, second = np.linspace(-6, 5, 1500)[:, None], np.linspace(-6, 7, 1500)[None]
@@ -124,9 +125,12 @@ def test_models_without_sites_are_refused(changes, problem):
         linear(replace(MODEL, **changes))
 
 
-def test_a_mixture_s_means_must_fit_its_columns():
-    with pytest.raises(SiteError, match="2 components of 1 columns"):
-        mixture(["x"], [0.5, 0.5], 1.0, np.zeros((2, 3)), 1.0)
+def test_what_is_no_mixture_is_refused():
+    good = Mixture(("x",), np.array([0.5, 0.5]), 1.0, np.zeros((2, 1)), 1.0)
+    wrong = {"mean": np.zeros((2, 3)), "weights": np.array([0.5, 0.6]), "sd": -1.0, "prior_sd": np.inf}
+    for name, value in wrong.items():
+        with pytest.raises(ValueError, match=name):
+            mixture(good._replace(**{name: value}))
 
 
 def test_a_site_without_moments_is_named_before_rows_are_asked():

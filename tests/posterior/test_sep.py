@@ -9,6 +9,7 @@ from scipy import stats
 
 from discreet.accounting import calibrate
 from discreet.evaluate import study
+from discreet.families.mixture import Mixture
 from discreet.methods import sep as method
 from discreet.methods.sites import SiteError, linear, mixture
 from discreet.plan import Plan
@@ -85,7 +86,7 @@ def test_what_cannot_be_read_is_refused_by_name(studied):
         sep.solve(rng, release)
     with pytest.raises(TraceError, match="not of sites"):
         sep.solve(rng, replace(one, settings={"method": "elbo"}))
-    blocks = mixture(["x"], [0.5, 0.5], 1.0, np.zeros((2, 1)), 1.0)
+    blocks = mixture(Mixture(("x",), np.array([0.5, 0.5]), 1.0, np.zeros((2, 1)), 1.0))
     with pytest.raises(SiteError, match="several optima"):
         sep.solve(rng, replace(one, settings=method.describe(blocks, method.Settings(1.0))))
     tilted = np.array(SITE.prior)

@@ -4,7 +4,7 @@ Given the cavity (the posterior without one row's worth), the row's likelihood t
 moments, divided by the cavity, is the row's site. All of it in natural parameters, where division is subtraction.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,8 @@ import numpy as np
 from jax import Array
 from numpy.polynomial.hermite import hermgauss
 
+from discreet.families.mixture import Mixture
+from discreet.families.mixture import check as check_mixture
 from discreet.methods.natural import Shape
 from discreet.model import Linear, Model, Row
 from discreet.schema import Schema
@@ -124,16 +126,15 @@ def tilted(log_likelihood: Callable[[Array], Array], mean: Array, variance: Arra
     return first / second + mean * precision, precision
 
 
-def mixture(columns: Sequence[str], weights: Sequence[float], sd: float, mean: np.ndarray, prior_sd: float) -> Site:
-    """Sites of the means μ_j of a mixture Σ_j weights_j N(μ_j, sd²I), all else known; μ_j ~ N(mean_j, prior_sd²I).
+def mixture(given: Mixture) -> Site:
+    """Sites of a mixture's means, one block for each component.
 
-    `mean` has shape (components, columns). Tilted moments are in closed form: row and component j belong together with
-    the probability r_j, and then μ_j is updated; otherwise it is as the cavity says.
+    Tilted moments are in closed form: row and component j belong together with the probability r_j, and then μ_j is
+    updated; otherwise it is as the cavity says.
     """
-    mean, share = np.asarray(mean, float), np.log(np.asarray(weights, float))
-    if mean.shape != (len(share), len(columns)):
-        raise SiteError(f"mean has shape {mean.shape}: {len(share)} components of {len(columns)} columns are declared")
-    shape, identity = Shape(*mean.shape), np.eye(len(columns))
+    check_mixture(given)
+    columns, share, sd, shape = given.columns, np.log(np.asarray(given.weights, float)), given.sd, Shape(*given.shape)
+    identity = np.eye(shape.dim)
 
     def of_row(cavity, row):
         x = jnp.stack([row[name] for name in columns])
@@ -149,8 +150,9 @@ def mixture(columns: Sequence[str], weights: Sequence[float], sd: float, mean: n
         return shape.of_moments(cavity.mean + belongs * moved, cov) - cavity.theta
 
     with jax.enable_x64(True):
-        prior = np.asarray(shape.of_moments(mean, np.tile(prior_sd**2 * identity, (len(share), 1, 1))))
-    described = {"sites": "mixture", "weights": [float(w) for w in weights], "sd": float(sd), "columns": list(columns)}
+        spread = np.tile(given.prior_sd**2 * identity, (shape.blocks, 1, 1))
+        prior = np.asarray(shape.of_moments(np.asarray(given.mean, float), spread))
+    described = {"sites": "mixture", **given.describe()}
     return Site(shape, prior, of_row, lambda cavity, row: jnp.array(True), tuple(columns), described)
 
 
