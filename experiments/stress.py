@@ -6,7 +6,8 @@ curvature). ε = .1 for the conjugate models and 1 for the regression. K = 100 d
 and 10.
 
 Criterion (written before the run): where the joint coverage leaves its band, at least nine of ten fits were warned by
-their own diagnostics. Fits that failed are counted, cover nothing, and count as warned: they returned an error.
+their own diagnostics. Fits that failed are counted, cover nothing, and count as warned: they returned an error. Where
+only some tables are difficult, only some fits should be warned: what the 90 % intervals of the others hold stands beside.
 """
 
 import importlib.util
@@ -202,15 +203,17 @@ def line(parts, scenario, method, cells):
     said = scores.pop("warned")
     found = scorecard.summary(scores, cells)
     inside = found["TARP RMSE"] <= found["band"]
-    said = float((said | ~np.isfinite(scores["log"])).mean())
+    said = said | ~np.isfinite(scores["log"])
+    held = np.abs(scores["below"][~said] - 0.5) < 0.45
     return {
         "task": scenario.task,
         "made difficult by": scenario.what,
         "method": method,
         **found,
         "inside": "yes" if inside else "NO",
-        "warned": said,
-        "verdict": bool(inside or said >= 0.9),
+        "warned": float(said.mean()),
+        "in 90 %, not warned": float(held.mean()) if len(held) else None,
+        "verdict": bool(inside or said.mean() >= 0.9),
     }
 
 
