@@ -34,7 +34,9 @@ SEED, RUNS, ROWS, PASSES, DELTA = 1500, 5, 1000, 100, 1e-5
 NAMES, SD, COMPONENTS = ("x1", "x2", "x3", "x4"), 0.5, 4
 GIVEN = Mixture(NAMES, np.full(COMPONENTS, 1 / COMPONENTS), SD, np.zeros((COMPONENTS, 4)), 1.0)
 SITE, SCHEMA = mixture(GIVEN), Schema(tuple(Numeric(name, -6, 6) for name in NAMES))
-LEAST, OUR_CLIP, OUR_STEPS, OUR_RATE, OUR_CLOSING = 0.1, 16.0, 200, 0.2, 0.1
+LEAST = 0.1
+OURS = {50.0: (14.0, 100, 1.0, 0.1), 5.0: (10.0, 200, 0.2, 0.02), 1.0: (8.0, 200, 0.2, 0.01)}
+"""By ε: clip norm, steps, rate κ, and the share of a distance that a step closes; little, lest noise lose a component."""
 EM_STEPS, EM_CLIP = 10, 4.0
 PAPER = {
     ("SEP", None): (0.0020, 0.0004, 0.0012),
@@ -120,11 +122,11 @@ def paper_form(x, start, epsilon, gamma):
 
 def batched(x, start, epsilon):
     """Poisson batches; φ* is read as the average answer of the last half."""
-    plan = calibrate(Plan(ROWS, OUR_STEPS, OUR_RATE, OUR_CLIP, 1.0), epsilon, DELTA)
-    query = sep.query(SITE, plan, sep.Settings(OUR_CLOSING * ROWS / OUR_RATE, LEAST, start))
+    clip_norm, steps, rate, closing = OURS[epsilon]
+    plan = calibrate(Plan(ROWS, steps, rate, clip_norm, 1.0), epsilon, DELTA)
+    query = sep.query(SITE, plan, sep.Settings(closing * ROWS / rate, LEAST, start))
     release = study.fit_tables(SEED + 1, SCHEMA, plan, query, columns(x), keep="trace")
-    late = slice(OUR_STEPS // 2, None)
-    phi = (release.trace.x - release.trace.y / OUR_RATE)[:, late].mean(1)
+    phi = (release.trace.x - release.trace.y / rate)[:, steps // 2 :].mean(1)
     return list(zip(*moments(phi), strict=True)), guarantee(plan, DELTA).epsilon
 
 

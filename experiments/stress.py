@@ -7,7 +7,7 @@ and 10.
 
 Criterion (written before the run): where the joint coverage leaves its band, at least nine of ten fits were warned by
 their own diagnostics. Fits that failed are counted, cover nothing, and count as warned: they returned an error. Where
-only some tables are difficult, only some fits should be warned: what the 90 % intervals of the others hold stands beside.
+only some tables are difficult, only some fits should be warned: what 90 % intervals of the others hold stands beside.
 """
 
 import importlib.util
