@@ -36,7 +36,7 @@ GIVEN = Mixture(NAMES, np.full(COMPONENTS, 1 / COMPONENTS), SD, np.zeros((COMPON
 SITE, SCHEMA = mixture(GIVEN), Schema(tuple(Numeric(name, -6, 6) for name in NAMES))
 LEAST = 0.1
 OURS = {50.0: (14.0, 100, 1.0, 0.1), 5.0: (10.0, 200, 0.2, 0.02), 1.0: (8.0, 200, 0.2, 0.01)}
-"""By ε: clip norm, steps, rate κ, and the share of a distance that a step closes; little, lest noise lose a component."""
+"""By ε: clip norm, steps, rate κ, and the share of a distance that a step closes: little, lest noise lose a mean."""
 EM_STEPS, EM_CLIP = 10, 4.0
 PAPER = {
     ("SEP", None): (0.0020, 0.0004, 0.0012),
