@@ -13,6 +13,7 @@ ORDER = (
     ("na-dpvi-table3", "NA-DPVI, Table 3 and Figure 4: Adult, predictive calibration"),
     ("adult-coefficients", "Adult, coefficient by coefficient"),
     ("stress", "Where honesty ends: Tables 1 and 2 made difficult"),
+    ("dp-sep-table1", "DP-SEP, Table 1 and Figure 1: a mixture of Gaussians"),
     ("na-dpvi-figure1", "NA-DPVI, Figure 1: answers against iterates"),
     ("trace-coverage", "The trace model where it is true"),
     ("trace-variants", "The trace model under every gradient variant"),
