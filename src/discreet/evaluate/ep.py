@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from discreet.methods import sep as dp_sep
+from discreet.methods.natural import shortened
 from discreet.methods.sites import Site, SiteError, cavity
 from discreet.plan import Plan
 
@@ -79,9 +80,8 @@ def sep(
     plan = Plan(count, 1, 1 / count, clip_norm, 0.0)
 
     def one(rows, phi, place):
-        against = cavity(site.shape, site.prior + (1 - 1 / count) * phi)
-        value = site.of_row(against, {name: column[place] for name, column in rows.items()})
-        value = value * jnp.minimum(1.0, clip_norm / jnp.maximum(jnp.linalg.norm(value), 1e-300))
+        against = cavity(site.shape, dp_sep.without_one(site, plan, phi))
+        value = shortened(site.of_row(against, {name: column[place] for name, column in rows.items()}), clip_norm)
         return dp_sep.advance(site, plan, settings, phi, value), jnp.isfinite(value).all()
 
     with jax.enable_x64(True):

@@ -71,6 +71,11 @@ class Shape(NamedTuple):
         return factor, inverse @ self.unpack(theta)[1] @ jnp.swapaxes(inverse, -1, -2)
 
 
+def shortened(theta: Array, most: float) -> Array:
+    """The vector, no longer than `most`."""
+    return theta * jnp.minimum(1.0, most / jnp.maximum(jnp.linalg.norm(theta), 1e-300))
+
+
 def triangle_places(dim: int) -> np.ndarray:
     """For each entry of a symmetric matrix, its place in the list of the upper triangle.
 

@@ -12,9 +12,10 @@ import numpy as np
 from jax import Array
 
 from discreet.accounting import guarantee
+from discreet.methods.natural import shortened
 from discreet.methods.sites import Site, SiteError, cavity
 from discreet.plan import Plan, require
-from discreet.query import Point, Query
+from discreet.query import Numbers, Point, Query
 
 
 class Settings(NamedTuple):
@@ -48,7 +49,7 @@ def query(site: Site, plan: Plan, settings: Settings) -> Query:
 
     def ask(chance, phi):
         del chance
-        return cavity(site.shape, site.prior + (1 - 1 / plan.num_rows) * phi)
+        return cavity(site.shape, without_one(site, plan, phi))
 
     def update(phi, question, answer):
         del question
@@ -68,11 +69,15 @@ def query(site: Site, plan: Plan, settings: Settings) -> Query:
     )
 
 
+def without_one(site: Site, plan: Plan, phi: Numbers) -> Array:
+    """θ of the cavity: the prior and all average sites but one."""
+    return jnp.asarray(site.prior) + (1 - 1 / plan.num_rows) * phi
+
+
 def advance(site: Site, plan: Plan, settings: Settings, phi: Array, answer: Array) -> Array:
     """φ after a step: θ_f no longer than a row's site may be, and the precision lifted where it fell too low."""
     moved = phi + settings.gamma / plan.num_rows * (answer - plan.sampling_prob * phi)
-    most = plan.num_rows * plan.clip_norm
-    moved = moved * jnp.minimum(1.0, most / jnp.maximum(jnp.linalg.norm(moved), 1e-300))
+    moved = shortened(moved, plan.num_rows * plan.clip_norm)
     return site.shape.lifted(site.prior + moved, site.prior, settings.least) - site.prior
 
 
@@ -119,7 +124,7 @@ def check(site: Site, plan: Plan, settings: Settings) -> np.ndarray:
     if not np.isfinite(start).all():
         raise SiteError("start must be finite")
     with jax.enable_x64(True):
-        smallest = float(site.shape.smallest(site.prior + (1 - 1 / plan.num_rows) * start, site.prior))
+        smallest = float(site.shape.smallest(without_one(site, plan, start), site.prior))
     if not smallest > 0:
         raise SiteError(
             f"the cavity at start is not positive definite (smallest eigenvalue {smallest:.3g} prior precisions)"

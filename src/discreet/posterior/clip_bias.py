@@ -13,6 +13,7 @@ import numpy as np
 
 from discreet.methods import elbo
 from discreet.model import Model
+from discreet.posterior.diagnostics import named
 from discreet.release import Release
 from discreet.schema import Covariates, Schema
 
@@ -47,14 +48,13 @@ def clip_bias(
 
 def warnings(found: np.ndarray, names: list[str]) -> list[str]:
     """What of one release's clip bias should be said aloud."""
-    large = np.flatnonzero(~(np.abs(found) <= LARGEST))
-    if not len(large):
+    large = ~(np.abs(found) <= LARGEST)  # so that nan is large, too
+    if not large.any():
         return []
-    worst = large[np.argmax(np.abs(found[large]))]
-    named = ", ".join(names[place] for place in large[:5]) + (f" and {len(large) - 5} more" if len(large) > 5 else "")
+    worst = int(np.argmax(np.where(large, np.abs(found), -1.0)))
     return [
-        f"clipping moves {named}: in rows simulated from this posterior the optimum of {names[worst]} is off by "
-        f"{found[worst]:+.1f} of its sds, which its interval does not know; raise clip_norm"
+        f"clipping moves {named(large, names)}: in rows simulated from this posterior the optimum of {names[worst]} is "
+        f"off by {found[worst]:+.1f} of its sds, which its interval does not know; raise clip_norm"
     ]
 
 

@@ -88,19 +88,19 @@ def warnings(found: Diagnosis, names: Sequence[str], public_curvature: bool = Fa
     """
     _check_one(found)
     said = []
-    hidden = _named(found.curvature < SEEN * found.curvature_sd, names)
+    hidden = named(found.curvature < SEEN * found.curvature_sd, names)
     if hidden and not public_curvature:
         said.append(
             f"curvature not identified: the answers hardly depend on the iterates of {hidden}, so the prior of the "
             "trace model decides how wide they are; plan more steps or a larger learning rate"
         )
-    slow = _named(found.independent < FEWEST_INDEPENDENT, names)
+    slow = named(found.independent < FEWEST_INDEPENDENT, names)
     if slow and not public_curvature:
         said.append(
             f"few independent steps: the retained iterates of {slow} are worth fewer than {FEWEST_INDEPENDENT:g} "
             "independent ones; plan more steps or a larger learning rate"
         )
-    bent = _named(found.bend < FALSE_ALARM / max(len(names), 1), names)
+    bent = named(found.bend < FALSE_ALARM / max(len(names), 1), names)
     if bent:
         said.append(
             f"not a straight line: the answers about {bent} bend with the iterate, so the optimum read from them is "
@@ -127,7 +127,8 @@ def _check_one(found: Diagnosis) -> None:
         raise TraceError("a diagnosis is put into words for one release at a time: this one has replicas")
 
 
-def _named(which: np.ndarray, names: Sequence[str]) -> str:
+def named(which: np.ndarray, names: Sequence[str]) -> str:
+    """The names of the parameters that are meant, at most five of them."""
     places = np.flatnonzero(which[: len(names)])
     return ", ".join(str(names[place]) for place in places[:5]) + (
         f" and {len(places) - 5} more" if len(places) > 5 else ""
