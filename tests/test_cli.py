@@ -49,7 +49,7 @@ def here(tmp_path, monkeypatch):
     Path("ok.toml").write_text(SCHEMA)
     Path("guess.toml").write_text(SCHEMA + "confirmed = false\n")
     Path("bad.toml").write_text("[columns.age]\nbounds = [60, 20]\n")
-    monkeypatch.setattr(planner, "choose", lambda *_: tiny.choice())
+    monkeypatch.setitem(planner.METHODS, "dpvi", lambda *_: tiny.choice())
     return tmp_path
 
 
@@ -131,7 +131,7 @@ def test_fit_refuses_an_impossible_budget(here, capsys, monkeypatch, changes, re
     """With the real planner, cut short: the budget is judged there."""
     from discreet.accounting import calibrate
 
-    monkeypatch.setattr(planner, "choose", lambda *given: calibrate(tiny.choice().plan, *given[3:]))
+    monkeypatch.setitem(planner.METHODS, "dpvi", lambda *given: calibrate(tiny.choice().plan, *given[3:]))
     assert_refused(capsys, here, reason, "fit", "t.csv", **FIT | changes)
 
 

@@ -1,15 +1,22 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from discreet import planner
+from discreet.evaluate import ep
+from discreet.families.glm import glm
 from discreet.fitting import encode, fit, naive_posterior, simulated
 from discreet.mechanism import loop
-from discreet.posterior.reading import read
+from discreet.methods import sep
+from discreet.methods.sites import SiteError, linear
+from discreet.model import Linear
+from discreet.posterior.reading import Options, read
 from discreet.posterior.trace import TraceError
 from discreet.posterior.types import Posterior
 from discreet.release import Release
+from discreet.schema import Numeric, Schema
 from tests import tiny
 
 BUDGET = {"epsilon": tiny.EPSILON, "delta": tiny.DELTA}
@@ -96,9 +103,54 @@ def test_without_a_choice_the_plan_is_made_from_public_facts_alone(monkeypatch):
         seen.append(given)
         return tiny.choice()
 
-    monkeypatch.setattr(planner, "choose", choose)
+    monkeypatch.setitem(planner.METHODS, "dpvi", choose)
     fit(tiny.MODEL, tiny.rows(), **BUDGET, draws=10)
     assert seen == [(tiny.MODEL, tiny.SCHEMA, tiny.NUM_ROWS, tiny.EPSILON, tiny.DELTA)]
+
+
+def test_sites_are_one_more_method_of_the_same_fit():
+    """At ε = 10⁴ hardly any noise is left: the mean is EP's own to a fifth of an sd, and sds to a tenth."""
+    found = fit(tiny.MODEL, tiny.rows(), epsilon=1e4, delta=tiny.DELTA, method="sep", noise=simulated(4))
+    assert (found.info["method"], found.release.settings["method"]) == ("DP-SEP, noise-aware", "sep")
+    assert found.guarantee.epsilon <= 1e4
+    exact = ep.ep(linear(tiny.MODEL), tiny.SCHEMA.encode(tiny.table()))
+    sd = np.sqrt(np.diag(exact.cov[0]))
+    assert np.abs((found.z[0].mean(0) - exact.mean[0]) / sd).max() < 0.2
+    assert np.abs(found.z[0].std(0) / sd - 1).max() < 0.1
+    assert found.info["warnings"] == []
+    assert np.abs(found.info["clip_bias"]).max() < 0.1
+    naive = naive_posterior(found)
+    assert naive.info["method"] == "DP-SEP, last iterate"
+    assert np.abs((naive.z[0].mean(0) - exact.mean[0]) / sd).max() < 0.2
+
+
+@pytest.mark.usefixtures("no_row_is_asked")
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"method": "vi"}, "method='vi' must be one of dpvi, sep"),
+        ({"method": "sep", "reading": "iterate average"}, "not with iterate average"),
+        ({"method": "sep", "options": Options(solver="exact")}, "solver='exact'"),
+        ({"method": "sep", "choice": tiny.choice()}, "leave one of them out"),
+    ],
+)
+def test_a_method_that_is_none_or_does_not_fit_is_refused_before_any_row_is_asked(asked, message):
+    with pytest.raises(ValueError, match=message):
+        fit(tiny.MODEL, tiny.rows(), **BUDGET, **asked)
+
+
+@pytest.mark.usefixtures("no_row_is_asked")
+def test_sites_that_do_not_exist_are_refused_before_any_row_is_asked():
+    """A Gaussian outcome has an sd that is no coefficient; a likelihood that outgrows the prior has no moments."""
+    schema = Schema((Numeric("age", 20, 60), Numeric("y", 0, 1)))
+    rows = encode({"age": [30.0, 40.0], "y": [0.1, 0.9]}, schema)
+    with pytest.raises(SiteError, match="not coefficients"):
+        fit(glm("gaussian", "y", ["age"], schema), rows, **BUDGET, method="sep")
+    linear = tiny.MODEL.log_likelihood
+    wild = replace(tiny.MODEL, log_likelihood=Linear(linear.features, lambda u, rest, row: u**2))
+    choice = tiny.choice()._replace(settings=sep.Settings(100.0))
+    with pytest.raises(SiteError, match="do not exist"):
+        fit(wild, tiny.rows(), **BUDGET, choice=choice)
 
 
 def test_the_naive_reading_is_of_the_same_release_at_the_same_price():

@@ -13,6 +13,7 @@ from scipy import special, stats
 from discreet import planner
 from discreet.accounting import guarantee
 from discreet.families.glm import Priors, glm
+from discreet.methods import sep
 from discreet.model import prior_moments
 from discreet.plan import Plan
 from discreet.schema import Categorical, Numeric, Schema
@@ -173,6 +174,28 @@ def test_settings_are_positive_and_the_reasons_say_the_numbers(coin, regression)
         assert (choice.settings.learning_rate > 0).all()
         for number in (choice.plan.sampling_prob, choice.plan.clip_norm, choice.plan.noise_multiplier):
             assert any(f"{number:.4g}" in reason for reason in choice.reasons)
+
+
+def test_the_clip_norm_of_sites_holds_nearly_all_of_them_in_four_of_five_tables():
+    """Without covariates a row's site is (ν, τ), by brute force: N(z, s)·likelihood on a grid, divided by N(z, s)."""
+    found = planner.choose_sites(BERNOULLI, COIN, 5000, 1.0, 1e-5, steps=100)
+    assert guarantee(found.plan, 1e-5).epsilon <= 1.0
+    simulated, variance = planner.simulate_rows(BERNOULLI, COIN), 1 / found.prior.curvature[0]
+    grid = np.linspace(-8, 8, 2001) * np.sqrt(variance)
+    lengths = np.empty(simulated.rows["x"].shape)
+    for table, z in enumerate(simulated.z[:, 0]):
+        for y in (0, 1):
+            weight = np.exp(-(grid**2) / (2 * variance)) * special.expit((2 * y - 1) * (z + grid))
+            weight /= weight.sum()
+            first = weight @ grid
+            second = weight @ (grid - first) ** 2
+            eta, precision = first / second, 1 / second - 1 / variance  # about z
+            lengths[table, simulated.rows["x"][table] == y] = np.hypot(eta, precision)
+    shares = (lengths <= found.plan.clip_norm * (1 + 1e-3)).mean(1)
+    assert (shares >= planner.SITES_HELD).mean() >= planner.TABLES_HELD - 1 / 64  # quantiles lie between two tables
+    assert (lengths <= 0.97 * found.plan.clip_norm).mean() < planner.SITES_HELD
+    assert sep.closing(found.plan, found.settings) == pytest.approx(planner.SITE_CLOSING)
+    assert found.family == "sites"
 
 
 def test_a_coordinate_that_says_little_is_weighed_up():

@@ -111,11 +111,12 @@ def fit(
     table: Annotated[Path, typer.Argument(help="a CSV or Parquet file")],
     schema: Annotated[Path, typer.Option(help="the schema, a TOML file")],
     outcome: Annotated[str, typer.Option(help="the column to explain")],
-    family: Annotated[str, typer.Option(help="gaussian, logistic or poisson")],
+    family: Annotated[str, typer.Option(help="gaussian, logistic, probit or poisson")],
     epsilon: Annotated[float, typer.Option(help="privacy budget ε")],
     delta: Annotated[float, typer.Option(help="privacy budget δ, well below one over the number of rows")],
     out: Annotated[Path, typer.Option(help="folder for the results; must not exist")],
     covariates: Annotated[str | None, typer.Option(help="comma-separated; all other columns if not given")] = None,
+    method: Annotated[str, typer.Option(help="dpvi, or sep: expectation propagation")] = "dpvi",
     reading: Annotated[str, typer.Option(help="noise-aware, iterate average or last iterate")] = "noise-aware",
     solver: Annotated[str | None, typer.Option(help="full, exact, nuts or laplace; chosen if not given")] = None,
     simulate: Annotated[int | None, typer.Option(help="a seed: a rehearsal with known noise, NOT private")] = None,
@@ -123,7 +124,7 @@ def fit(
 ):
     """Fit a regression with differential privacy and write the posterior, the release and a report to OUT.
 
-    A logistic regression models the second level of OUTCOME.
+    A logistic or probit regression models the second level of OUTCOME.
     """
     from discreet.families.glm import glm
     from discreet.fitting import encode, simulated
@@ -134,7 +135,7 @@ def fit(
     from discreet.schema import Schema
 
     _refuse_unwritable(out)
-    asked: dict[str, Any] = {"reading": reading, "options": Options(solver=solver)}  # pyright: ignore[reportArgumentType]
+    asked: dict[str, Any] = {"method": method, "reading": reading, "options": Options(solver=solver)}  # pyright: ignore[reportArgumentType]
     declared = Schema.load(schema)
     model = glm(family, outcome, _covariates(covariates, outcome, declared), declared)
     rows = encode(table, declared.select(model.columns))

@@ -7,14 +7,15 @@ from discreet.accounting import guarantee
 from discreet.mechanism import loop
 from discreet.mechanism import noise as streams
 from discreet.mechanism.rows import Rows, encode
-from discreet.methods import elbo
-from discreet.methods.gaussian import MEAN_FIELD
+from discreet.methods import elbo, sep, sites
 from discreet.model import Model
 from discreet.posterior import full
-from discreet.posterior.reading import DEFAULTS, Options, Reading, check_reading, naive_posterior, read
+from discreet.posterior.reading import DEFAULTS, SITES, Options, Reading, check_reading, naive_posterior, read
 from discreet.posterior.sums import fewest_steps
 from discreet.posterior.trace import TraceError
 from discreet.posterior.types import Posterior
+from discreet.query import Query
+from discreet.schema import Schema
 
 run = loop.run
 secure = streams.secure
@@ -31,6 +32,7 @@ def fit(
     *,
     epsilon: float,
     delta: float,
+    method: str | None = None,
     choice: planner.Choice | None = None,
     noise: streams.Noise | None = None,
     reading: Reading = "noise-aware",
@@ -40,20 +42,28 @@ def fit(
 ) -> Posterior:
     """The posterior of `model` given `rows`, noise-aware by default, at most (epsilon, delta) under zero-out adjacency.
 
-    Everything that is not given is chosen in public by `planner.choose`. Without `noise` the stream is secure; a
-    simulated stream is for studies, and the posterior's guarantee then says that it is not private. Where the trace
-    cannot be read as asked, the release is not lost: the `TraceError` has it as `release`.
+    `method` is "dpvi" (rows answer with gradients; the default) or "sep" (with the natural parameters of their sites,
+    for GLMs without further parameters). Everything that is not given is chosen in public by the planner; a `choice`
+    that is given has its method. Without `noise` the stream is secure; a simulated stream is for studies, and the
+    posterior's guarantee then says that it is not private. Where the trace cannot be read as asked, the release is not
+    lost: the `TraceError` has it as `release`.
     """
-    check_reading(reading, options, choice.settings.family if choice else MEAN_FIELD)
-    choice = choice or planner.choose(model, rows.schema, rows.num_rows, epsilon, delta)
+    if choice is None:
+        planned = method or "dpvi"
+        if planned not in planner.METHODS:
+            raise ValueError(f"method={method!r} must be one of {', '.join(planner.METHODS)}")
+        check_reading(reading, options, SITES if planned == "sep" else "mean-field")
+        choice = planner.METHODS[planned](model, rows.schema, rows.num_rows, epsilon, delta)
+    elif method is not None:
+        raise ValueError(f"method={method!r} and a choice, which has its own method: leave one of them out")
+    check_reading(reading, options, choice.family)
     noise = noise or streams.secure()
     paid = guarantee(choice.plan, delta, noise.kind)
     if not paid.epsilon <= epsilon:  # so that nan is refused, too
         raise ValueError(f"this plan costs ε = {paid.epsilon:.4g}, more than epsilon={epsilon}: calibrate it first")
     if 0.8 * choice.plan.steps < fewest_steps(model.dim):
         raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")
-    query = elbo.query(model, choice.plan, choice.settings)
-    query = query._replace(settings={**query.settings, **choice.facts()})
+    query = _query(model, rows.schema, choice)
     release = loop.run(noise, choice.plan, query, rows, keep=_keep(model, choice), progress=progress)
     try:
         return read(release, model, paid, reading, options=options, schema=rows.schema, draws=draws)
@@ -63,9 +73,20 @@ def fit(
         raise kept from error
 
 
+def _query(model: Model, schema: Schema, choice: planner.Choice) -> Query:
+    """What rows are asked; its settings say how it was chosen."""
+    if isinstance(choice.settings, sep.Settings):
+        site = sites.linear(model)
+        sites.check(site, schema)
+        query = sep.query(site, choice.plan, choice.settings)
+    else:
+        query = elbo.query(model, choice.plan, choice.settings)
+    return query._replace(settings={**query.settings, **choice.facts()})
+
+
 def _keep(model: Model, choice: planner.Choice) -> str:
     """What a dense curvature needs of the trace: every point, or products of coordinates where points are too many."""
-    if model.dim > full.MOST_PARAMETERS:
+    if isinstance(choice.settings, sep.Settings) or model.dim > full.MOST_PARAMETERS:
         return "blocks"
     points = choice.plan.steps * 4 * choice.settings.family.size(model.dim)
     return "trace" if points <= MOST_POINTS else "cross"

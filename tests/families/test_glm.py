@@ -16,6 +16,7 @@ AGE, SEX = Numeric("age", 20, 60), Categorical("sex", ("f", "m", "x"))
 OUTCOMES = {
     "gaussian": Numeric("y", -10, 50),
     "logistic": Categorical("y", ("no", "yes")),
+    "probit": Categorical("y", ("no", "yes")),
     "poisson": Numeric("y", 0, 200, integer=True),
 }
 SCHEMAS = {family: Schema((AGE, SEX, outcome)) for family, outcome in OUTCOMES.items()}
@@ -26,14 +27,21 @@ FLAT = Priors(1e4, 1e4, (0.0, 1e4))
 Z = {
     "gaussian": np.array([0.8, -1.1, 0.4, 0.7, 5.0]),
     "logistic": np.array([0.3, -1.2, 0.5, 0.9]),
+    "probit": np.array([0.3, -0.7, 0.4, -0.9]),
     "poisson": np.array([1.1, -0.6, 0.4, 0.2]),
 }
-VALUES = {"gaussian": [-10.0, 21.3, 50.0], "logistic": [0, 1, 1], "poisson": [0.0, 3.0, 17.0]}
+VALUES = {"gaussian": [-10.0, 21.3, 50.0], "logistic": [0, 1, 1], "probit": [0, 1, 1], "poisson": [0.0, 3.0, 17.0]}
+INVERSE_LINKS = {
+    "gaussian": lambda u: u,
+    "logistic": special.expit,
+    "probit": stats.norm.cdf,
+    "poisson": np.exp,
+}
 
 
 def rows_of(family):
     """Three rows that visit both bounds of the number and every level, and the outcomes 0 and 1."""
-    y = np.array(VALUES[family], np.int32 if family == "logistic" else float)
+    y = np.array(VALUES[family], np.int32 if isinstance(OUTCOMES[family], Categorical) else float)
     return {"age": np.array([20.0, 33.5, 60.0]), "sex": np.array([0, 1, 2], np.int32), "y": y}
 
 
@@ -49,9 +57,8 @@ def log_density(family, parameters, rows):
     if family == "gaussian":
         left_out = np.log(30) + 0.5 * np.log(2 * np.pi)
         return stats.norm.logpdf(rows["y"], predictor, float(parameters["sigma"])) + left_out
-    if family == "logistic":
-        return stats.bernoulli.logpmf(rows["y"], 1 / (1 + np.exp(-predictor)))
-    return stats.poisson.logpmf(rows["y"], np.exp(predictor))
+    law = stats.poisson if family == "poisson" else stats.bernoulli
+    return law.logpmf(rows["y"], INVERSE_LINKS[family](predictor))
 
 
 @pytest.mark.parametrize("x64", [False, True])
@@ -73,8 +80,7 @@ def test_mean_is_the_inverse_link_of_the_predictor(family):
         z = jnp.asarray(Z[family])
         mean = np.asarray(jax.vmap(lambda row: model.mean(z, row))(rows))
         predictor = by_hand(model.constrain(z)["coefficients"], rows)
-    inverse = {"gaussian": lambda u: u, "logistic": lambda u: 1 / (1 + np.exp(-u)), "poisson": np.exp}[family]
-    np.testing.assert_allclose(mean, inverse(predictor), rtol=1e-12)
+    np.testing.assert_allclose(mean, INVERSE_LINKS[family](predictor), rtol=1e-12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -127,16 +133,19 @@ def fitted(request):
     if family == "gaussian":
         table["y"] = np.clip(predictor + 3 * rng.normal(size=120), -10, 50)
     else:
-        table["y"] = (
-            rng.binomial(1, special.expit(predictor)) if family == "logistic" else rng.poisson(np.exp(predictor))
-        )
+        mean = INVERSE_LINKS[family](predictor)
+        table["y"] = rng.poisson(mean) if family == "poisson" else rng.binomial(1, mean)
     mode = non_private(model, table)
     with jax.enable_x64(True):
         jacobian = np.asarray(jax.jacobian(lambda z: model.constrain(z)["coefficients"])(jnp.asarray(mode.mean)))
         parameters = jax.tree.map(np.asarray, model.constrain(jnp.asarray(mode.mean)))
     design = np.stack([np.ones(120), table["age"], table["sex"] == 1, table["sex"] == 2], 1).astype(float)
     links = {"gaussian": sm.families.Gaussian, "logistic": sm.families.Binomial, "poisson": sm.families.Poisson}
-    theirs = sm.GLM(table["y"].astype(float), design, links[family]()).fit(tol=1e-12)
+    y = table["y"].astype(float)
+    if family == "probit":  # as a GLM its covariance would be of the expected information, not of the observed
+        theirs = sm.Probit(y, design).fit(disp=0, tol=1e-12)
+    else:
+        theirs = sm.GLM(y, design, links[family]()).fit(tol=1e-12)
     return family, parameters, jacobian @ mode.covariance @ jacobian.T, theirs
 
 
@@ -227,11 +236,7 @@ def test_units_scale_the_prior_and_leave_coefficients_in_the_columns_own(family)
         parameters = jax.tree.map(np.asarray, model.constrain(jnp.asarray(z)))
         mean = float(model.mean(jnp.asarray(z), {name: jnp.asarray(values[1]) for name, values in rows.items()}))
     predictor = z[0] - 0.15 * z[1] + z[2]
-    by_family = {
-        "gaussian": lambda u: 20 + 30 * u / np.logaddexp(0, z[-1]),
-        "logistic": special.expit,
-        "poisson": np.exp,
-    }
+    by_family = INVERSE_LINKS | {"gaussian": lambda u: 20 + 30 * u / np.logaddexp(0, z[-1])}
     assert mean == pytest.approx(by_family[family](predictor), rel=1e-12)
     sigma = parameters.get("sigma", 1.0)
     np.testing.assert_allclose(parameters["coefficients"][1:], sigma * z[1:4] / [10, 1, 1], rtol=1e-12)
@@ -283,12 +288,13 @@ def test_labels_of_two_parameters_are_refused_under_the_coding_that_has_them():
 @pytest.mark.parametrize(
     ("family", "outcome", "covariates", "message"),
     [
-        ("probit", "yes", ["age"], "family='probit' must be one of"),
+        ("cauchit", "yes", ["age"], "family='cauchit' must be one of"),
         ("logistic", "yes", ["yes"], "outcome='yes' is also a covariate"),
         ("logistic", "yes", ["age", "age"], "has a name twice"),
         ("logistic", "three", ["age"], "two levels"),
         ("logistic", "count", ["age"], "bounds 0 and 1"),
         ("logistic", "share", ["age"], "bounds 0 and 1"),
+        ("probit", "three", ["age"], "two levels"),
         ("poisson", "age", ["count"], "integer column"),
         ("poisson", "below", ["age"], "bounds ≥ 0"),
         ("poisson", "yes", ["age"], "integer column"),

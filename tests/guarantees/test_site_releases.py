@@ -17,11 +17,12 @@ from tests.guarantees.test_taint import assert_releases_are_public
 
 PLANE = Schema((Numeric("a", -2, 2), Numeric("b", -2, 2)))
 MIXTURE = Mixture(("a", "b"), np.array([0.4, 0.6]), 0.5, np.array([[-1.0, 0.0], [1.0, 0.5]]), 1.0)
-NAMES = ("logistic", "poisson", "mixture")
+NAMES = ("logistic", "poisson", "mixture", "logistic, centred", "mixture, centred")
 names = pytest.mark.parametrize("name", NAMES)
 
 
 def make(name, num_rows=30, sampling="poisson"):
+    name, _, centred = name.partition(", ")
     schema = PLANE if name == "mixture" else SCHEMAS[name]
     site = mixture(MIXTURE) if name == "mixture" else linear(MODELS[name])
     rows = store(schema, schema.sample(np.random.default_rng(3), num_rows))
@@ -29,7 +30,7 @@ def make(name, num_rows=30, sampling="poisson"):
     limit = None if alone or rows._counts is not None else default_batch_limit(num_rows, 0.25)
     plan = Plan(num_rows, 6, 1 / num_rows if alone else 0.25, 0.7, 3.0, limit, sampling=sampling)
     with jax.enable_x64(True):
-        return plan, sep.query(site, plan, sep.Settings(gamma=20.0, least=0.5)), rows
+        return plan, sep.query(site, plan, sep.Settings(gamma=20.0, least=0.5, centred=bool(centred))), rows
 
 
 @names

@@ -75,6 +75,39 @@ def test_the_trace_is_what_the_answers_said():
     assert np.all(np.asarray(trace.scale) == 1)
 
 
+def test_rows_that_answer_about_the_mean_end_where_the_others_do():
+    """Without noise or clip the origin is of no consequence, and slower steps end there, too."""
+    given = plan(steps=200, clip_norm=50.0)
+    plain = released(given, sep.Settings(gamma=0.3 * ROWS)).last
+    for settings in (sep.Settings(0.3 * ROWS, centred=True), sep.Settings(0.3 * ROWS, centred=True, slowing=0.02)):
+        np.testing.assert_allclose(released(given, settings).last, plain, atol=1e-2)
+
+
+def test_the_trace_about_the_mean_is_that_of_a_gradient():
+    """y = κΛ(m − m*) of the whole posterior, to the second order in m − m*; the rest of it as about zero."""
+    given = plan(num_rows=2000, steps=150, clip_norm=50.0)
+    start = np.r_[np.zeros(3), [200, 0, 0, 70, 0, 50]]
+    table = tiny.table(2000)
+    found = released(given, sep.Settings(gamma=200.0, start=start, centred=True), table=table)
+    with jax.enable_x64(True):
+        mean, cov = map(np.asarray, SITE.shape.moments(SITE.prior + found.last))
+    x, y = np.asarray(found.trace.x), np.asarray(found.trace.y)
+    late = slice(40, 60)
+    pull = (x[late, :3] - mean) @ np.linalg.inv(cov[0])
+    assert np.abs(pull).max() > 0.1
+    np.testing.assert_allclose(y[late, :3], pull, atol=0.05 * np.abs(pull).max())
+    np.testing.assert_array_equal(x[:, 3:], np.asarray(found.trace.iterate)[:, 3:])
+
+
+def test_steps_grow_shorter_like_one_over_their_number():
+    """With everything closed at first and a slowing of one, φ is the plain average of the answers."""
+    given = plan(steps=8, clip_norm=50.0, noise_multiplier=0.5)
+    trace = released(given, sep.Settings(gamma=ROWS, slowing=1.0, least=1e-9)).trace
+    answers = np.asarray(trace.x) - np.asarray(trace.y)
+    free = np.asarray(trace.iterate)[:, :3]  # η is not lifted
+    np.testing.assert_allclose(free[1:], (np.cumsum(answers, 0) / np.arange(1, 9)[:, None])[:-1, :3], rtol=1e-6)
+
+
 def test_iterates_stay_within_what_rows_can_say_and_positive_definite():
     """Noise a hundred times the clip norm: θ_f is no longer than C, and the precision no less than the prior's."""
     given = plan(noise_multiplier=100.0, steps=50)
@@ -94,6 +127,8 @@ def test_iterates_stay_within_what_rows_can_say_and_positive_definite():
         (sep.Settings(gamma=2.0 * ROWS), {}, r"stay below 2N/κ = 120, where steps diverge"),
         (sep.Settings(gamma=4.0 * ROWS), {"sampling_prob": 0.5}, "2N/κ = 240"),
         (sep.Settings(gamma=1.0, least=0.0), {}, "least=0.0"),
+        (sep.Settings(gamma=0.3 * ROWS, slowing=0.31), {}, "slowing=0.31"),
+        (sep.Settings(gamma=1.0, slowing=-0.1), {}, "slowing=-0.1"),
         (sep.Settings(gamma=1.0), {"noise_kind": "laplace"}, "noise_kind=laplace"),
         (sep.Settings(gamma=1.0, start=np.zeros(4)), {}, "start has shape"),
         (sep.Settings(gamma=1.0, start=np.full(9, np.nan)), {}, "finite"),

@@ -71,6 +71,21 @@ def test_a_probit_site_is_the_textbook_s():
     assert second * (mean / variance + shift) == pytest.approx(first, rel=1e-8)
 
 
+@pytest.mark.parametrize("ill", [0, 1])
+def test_the_site_of_a_probit_regression_is_the_textbook_s(ill):
+    site = linear(glm("probit", "ill", ["age", "sex"], SCHEMA))
+    mean, cov, x = np.array([0.3, -0.5, 0.8]), np.diag([0.2, 0.4, 0.3]), np.array([1.0, 0.75, 1.0])
+    theta = site.shape.of_moments(mean[None], cov[None])
+    found = site.of_row(cavity(site.shape, theta), {"age": 55.0, "sex": 1, "ill": ill})
+    sign, u, s = 2 * ill - 1, x @ mean, x @ cov @ x
+    h = sign * u / np.sqrt(1 + s)
+    r = stats.norm.pdf(h) / stats.norm.cdf(h)
+    first, second = u + sign * s * r / np.sqrt(1 + s), s - s**2 * r * (h + r) / (1 + s)
+    precision = 1 / second - 1 / s
+    expected = [(first / second - u / s) * x, precision * np.outer(x, x)[np.triu_indices(3)]]
+    np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-6)
+
+
 def test_a_linear_site_gives_the_tilted_moments_of_all_parameters():
     """By importance weights on a million draws from the cavity; five standard errors, false alarm 10⁻⁵."""
     site, rng = linear(MODEL), np.random.default_rng(1)

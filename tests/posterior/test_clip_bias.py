@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from discreet.evaluate import study
-from discreet.methods import elbo
+from discreet.methods import elbo, sep
+from discreet.methods.sites import linear
 from discreet.model import Model
 from discreet.plan import Plan
 from discreet.posterior.clip_bias import LARGEST, ROWS, TABLES, clip_bias, warnings
+from discreet.posterior.sep import last_iterate
 from discreet.schema import Numeric, Schema
+from tests import tiny
 
 SCHEMA = Schema((Numeric("y", 0, 1000),))
 MODEL = Model(
@@ -64,6 +67,28 @@ def test_the_factor_of_a_variant_is_undone(variant, beta):
 def test_a_clip_norm_that_nobody_reaches_moves_nothing():
     z = np.random.default_rng(4).standard_normal((3, 50, 1))
     assert np.all(clip_bias(MODEL, SCHEMA, released(1e6), z) == 0)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_clip_of_sites_moves_the_mean_as_far_as_clipped_sep_ends_from_whole_sep(centred):
+    """A logistic regression whose steps see every row: the prediction, from rows of the model, against what happened.
+
+    The table is one of the model's, of 4000 rows: three sds of what such a table's own rows differ by.
+    """
+    _, tables = study.simulate_tables(11, tiny.MODEL, tiny.SCHEMA, 4000, 1)
+    site, ended = linear(tiny.MODEL), {}
+    start = np.r_[np.zeros(3), [400, 0, 0, 100, 0, 100]]  # from the prior's precision the first step would go too far
+    for clip_norm in (1.0, 50.0):
+        plan = Plan(num_rows=4000, steps=60, sampling_prob=1.0, clip_norm=clip_norm, noise_multiplier=0.0)
+        query = sep.query(site, plan, sep.Settings(gamma=0.3 * 4000, start=start, centred=centred))
+        ended[clip_norm] = study.chosen(study.fit_tables(1, tiny.SCHEMA, plan, query, tables), 0)
+    rng = np.random.default_rng(12)
+    clipped, whole = (last_iterate(rng, release, 20_000) for release in ended.values())
+    found = clip_bias(tiny.MODEL, tiny.SCHEMA, ended[1.0], whole)
+    moved = (clipped.mean(0) - whole.mean(0)) / whole.std(0)
+    assert np.abs(moved).max() > 0.5
+    assert np.abs(found - moved).max() < 0.35 * np.abs(moved).max()
+    assert np.abs(clip_bias(tiny.MODEL, tiny.SCHEMA, ended[50.0], whole)).max() == 0
 
 
 def test_draws_that_are_not_finite_are_warned_of():

@@ -191,6 +191,7 @@ def test_the_interval_is_named_by_its_probability():
     [
         ("logistic", Categorical("y", ("no", "yes")), "log odds of y = yes against no", "yes"),
         ("logistic", Numeric("y", 0, 1, integer=True), "log odds of y = 1 against 0", 1),
+        ("probit", Categorical("y", ("no", "yes")), "changes of the normal quantile of P(y = yes)", "yes"),
         ("poisson", Numeric("y", 0, 9, integer=True), "log mean of y", None),
         ("gaussian", Numeric("y", -3, 3), "mean of y", None),
     ],

@@ -82,7 +82,7 @@ def sep(
     def one(rows, phi, place):
         against = cavity(site.shape, dp_sep.without_one(site, plan, phi))
         value = shortened(site.of_row(against, {name: column[place] for name, column in rows.items()}), clip_norm)
-        return dp_sep.advance(site, plan, settings, phi, value), jnp.isfinite(value).all()
+        return dp_sep.advance(site, plan, settings, phi, value, site.prior), jnp.isfinite(value).all()
 
     with jax.enable_x64(True):
         rows = {name: jnp.asarray(columns[name]) for name in site.columns}

@@ -1,4 +1,4 @@
-"""Generalised linear models from a column list: Gaussian, logistic and Poisson regression.
+"""Generalised linear models from a column list: Gaussian, logistic, probit and Poisson regression.
 
 Numeric covariates are scaled to [−1, 1] by their declared bounds, or by other public units; categorical ones are coded
 against their first level, or with one indicator per level: public facts only. Priors are weakly informative on that
@@ -34,7 +34,12 @@ class Priors(NamedTuple):
     inverse_sigma: tuple[float, float] = (6.0, 2.0)
 
 
-PRIORS = {"gaussian": Priors(1.5, 2.0), "logistic": Priors(2.0, 2.0), "poisson": Priors(0.5, 1.0)}
+PRIORS = {
+    "gaussian": Priors(1.5, 2.0),
+    "logistic": Priors(2.0, 2.0),
+    "probit": Priors(1.25, 1.25),
+    "poisson": Priors(0.5, 1.0),
+}
 CODINGS = {"reference": 1, "every level": 0}
 """How a categorical covariate is coded, and the first of its levels to have an indicator."""
 
@@ -116,20 +121,27 @@ def _logistic(z, predictor, y):
     return y * predictor - jax.nn.softplus(predictor)
 
 
+def _probit(z, predictor, y):
+    del z
+    return jax.scipy.special.log_ndtr((2 * y - 1) * predictor)
+
+
 def _poisson(z, predictor, y):
     del z
     return y * predictor - jnp.exp(predictor) - jax.scipy.special.gammaln(y + 1)
 
 
-_LOG_LIKELIHOODS = {"gaussian": _gaussian, "logistic": _logistic, "poisson": _poisson}
+_LOG_LIKELIHOODS = {"gaussian": _gaussian, "logistic": _logistic, "probit": _probit, "poisson": _poisson}
 _MEANS = {
     "gaussian": lambda z, u: u / jax.nn.softplus(z[-1]),
     "logistic": lambda z, u: jax.nn.sigmoid(u),
+    "probit": lambda z, u: jax.scipy.special.ndtr(u),
     "poisson": lambda z, u: jnp.exp(u),
 }
 _SIMULATORS = {
     "gaussian": lambda key, z, u: (u + jax.random.normal(key)) / jax.nn.softplus(z[-1]),
     "logistic": lambda key, z, u: jax.random.bernoulli(key, jax.nn.sigmoid(u)).astype(u.dtype),
+    "probit": lambda key, z, u: jax.random.bernoulli(key, jax.scipy.special.ndtr(u)).astype(u.dtype),
     "poisson": lambda key, z, u: jax.random.poisson(key, jnp.exp(jnp.minimum(u, 20.0))).astype(u.dtype),
 }
 
@@ -209,8 +221,8 @@ def _check(family: str, outcome: str, covariates: Sequence[str], schema: Schema)
         raise ValueError(f"covariates={list(covariates)} has a name twice")
     schema.select([*covariates, outcome])
     column = schema[outcome]
-    counts = isinstance(column, Numeric) and column.integer and column.low >= 0
-    fits = {"logistic": _is_binary(column), "poisson": counts, "gaussian": isinstance(column, Numeric)}
+    counts, binary = isinstance(column, Numeric) and column.integer and column.low >= 0, _is_binary(column)
+    fits = {"logistic": binary, "probit": binary, "poisson": counts, "gaussian": isinstance(column, Numeric)}
     if not fits[family]:
         has = ", ".join(f"{key} = {value}" for key, value in column.to_dict().items())
         raise ValueError(f"outcome={outcome!r} must be {_OUTCOMES[family]} for family={family!r}; it has {has}")
@@ -223,9 +235,11 @@ def _refuse_repeated(coefficients: Sequence[str]) -> None:
         raise ValueError(f"{repeated} would name two parameters each: rename those columns")
 
 
+_BINARY = "a column of two levels (or an integer with bounds 0 and 1)"
 _OUTCOMES = {
     "gaussian": "a numeric column",
-    "logistic": "a column of two levels (or an integer with bounds 0 and 1)",
+    "logistic": _BINARY,
+    "probit": _BINARY,
     "poisson": "an integer column with bounds ≥ 0",
 }
 

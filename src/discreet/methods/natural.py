@@ -51,6 +51,11 @@ class Shape(NamedTuple):
         precision = jnp.linalg.inv(jnp.asarray(cov))
         return self.pack(jnp.einsum("...ij,...j->...i", precision, jnp.asarray(mean)), precision)
 
+    def about(self, theta: Numbers, origin: Numbers) -> Array:
+        """θ of the same Gaussians if parameters are measured from `origin` (…, blocks, dim): η − Λ·origin, and Λ."""
+        eta, precision = self.unpack(theta)
+        return self.pack(eta - jnp.einsum("...ij,...j->...i", precision, jnp.asarray(origin)), precision)
+
     def smallest(self, theta: Numbers, unit: Numbers) -> Array:
         """The smallest eigenvalue of Λ in units of that of the vector `unit`, over all blocks, shape (…)."""
         return jnp.linalg.eigvalsh(self._in_units(theta, unit)[1]).min((-2, -1))

@@ -1,7 +1,9 @@
 """DP-SEP: rows answer with the natural parameters of their sites; one average site stands for them all.
 
 Stochastic expectation propagation keeps θ = θ₀ + φ, where φ = N·θ_f is N times the average site. Every row of a batch
-is matched against the same cavity θ − θ_f, and answers with its own site. The step is φ ← φ + (γ/N)(answer − κφ).
+is matched against the same cavity θ − θ_f, and answers with its own site. The step is φ ← φ + (γ/N)(answer − κφ). Steps
+that grow shorter like one over their number average the answers, so that φ is not much noisier than what is read of it:
+a noisy φ has its mean far from the posterior's, and there the sites are others.
 """
 
 from typing import Any, NamedTuple
@@ -22,48 +24,72 @@ class Settings(NamedTuple):
     """The public choices of a DP-SEP run.
 
     A step closes the share `gamma`·κ/N of the distance: the paper's γ, 1 there, and N for SEP's own speed. Eigenvalues
-    of the posterior's precision are kept at `least` prior precisions or more: 1 where every row's likelihood is
-    log-concave. `start` is φ₀, or zero: the prior. A mixture needs one that tells its components apart.
+    of the precision of φ are kept at `least` prior precisions or more: 1 where every row's likelihood is log-concave,
+    and more where noise would take it there; if rows are `centred`, that only shortens steps. `start` is φ₀, or zero:
+    the prior. A mixture needs one that tells its components apart. Step t is divided by 1 + `slowing`·t; zero is the
+    paper's. `centred` rows answer about the cavity's mean, which is public: the noise of Λ then hardly moves the mean
+    Λ⁻¹η, and the trace is that of a gradient; the paper's rows answer about zero.
     """
 
     gamma: float
     least: float = 1.0
     start: np.ndarray | None = None
+    slowing: float = 0.0
+    centred: bool = False
+
+
+class State(NamedTuple):
+    """φ, and the number of steps that were taken."""
+
+    phi: Array
+    step: Array
 
 
 def closing(plan: Plan, settings: Settings) -> float:
-    """The share of any distance that a step closes."""
+    """The share of any distance that the first step closes."""
     return settings.gamma * plan.sampling_prob / plan.num_rows
 
 
 def query(site: Site, plan: Plan, settings: Settings) -> Query:
     """Ask rows for their sites.
 
-    The trace it reports is y = κφ − answer against x = φ: at a fixed point of SEP it is zero in the mean, and its slope
-    is κ(I − ∂Σ sites/∂φ), a matrix near κI that is not symmetric.
+    The trace is y = κφ − answer against x = φ: at a fixed point of SEP it is zero in the mean, and its slope is
+    κ(I − ∂Σ sites/∂φ), a matrix that is not symmetric and far from κI where parameters are far from zero. Where rows
+    answer about the cavity's mean m, the η part is y = κΛ(m − m*) against x = m instead, m* and Λ the posterior's: the
+    trace of a gradient.
 
     Guarantee: one row moves an answer by at most the plan's clip norm, in the Euclidean norm of η and the upper
-    triangle of Λ together. That φ is kept in bounds and the precision positive definite comes after the noise.
+    triangle of Λ together, both about the same public origin. That φ is kept in bounds and the precision positive
+    definite comes after the noise.
     """
     start = check(site, plan, settings)
 
-    def ask(chance, phi):
-        del chance
-        return cavity(site.shape, without_one(site, plan, phi))
+    shape, means = site.shape, site.shape.blocks * site.shape.dim
 
-    def update(phi, question, answer):
-        del question
-        rested = plan.sampling_prob * phi
-        point = Point(phi, phi, rested - answer, jnp.ones_like(phi))
-        return advance(site, plan, settings, phi, answer), point
+    def ask(chance, state):
+        del chance
+        return cavity(shape, without_one(site, plan, state.phi))
+
+    def origin(question):
+        return question.mean if settings.centred else jnp.zeros_like(question.mean)
+
+    def update(state, question, answer):
+        phi, rate, around = state.phi, plan.sampling_prob, origin(question)
+        x, y = phi, rate * phi - answer
+        if settings.centred:
+            pull = rate * shape.about(site.prior, around) + answer
+            x, y = x.at[:means].set(around.ravel()), y.at[:means].set(-pull[:means])
+        slower = settings._replace(gamma=settings.gamma / (1 + settings.slowing * state.step))
+        moved = advance(site, plan, slower, shape.about(phi, around), answer, shape.about(site.prior, around))
+        return State(shape.about(moved, -around), state.step + 1), Point(phi, x, y, jnp.ones_like(y))
 
     return Query(
-        init=lambda key: jnp.asarray(start),
+        init=lambda key: State(jnp.asarray(start), jnp.zeros(())),
         ask=ask,
-        row_value=site.of_row,
+        row_value=lambda question, row: shape.about(site.of_row(question, row), origin(question)),
         update=update,
-        last=lambda phi: phi,
-        size=site.shape.size,
+        last=lambda state: state.phi,
+        size=shape.size,
         columns=site.columns,
         settings=describe(site, settings),
     )
@@ -74,11 +100,14 @@ def without_one(site: Site, plan: Plan, phi: Numbers) -> Array:
     return jnp.asarray(site.prior) + (1 - 1 / plan.num_rows) * phi
 
 
-def advance(site: Site, plan: Plan, settings: Settings, phi: Array, answer: Array) -> Array:
-    """φ after a step: θ_f no longer than a row's site may be, and the precision lifted where it fell too low."""
+def advance(site: Site, plan: Plan, settings: Settings, phi: Array, answer: Array, prior: Numbers) -> Array:
+    """φ after a step: θ_f no longer than a row's site may be, and the precision lifted where it fell too low.
+
+    φ, answer and prior are about the same origin.
+    """
     moved = phi + settings.gamma / plan.num_rows * (answer - plan.sampling_prob * phi)
     moved = shortened(moved, plan.num_rows * plan.clip_norm)
-    return site.shape.lifted(site.prior + moved, site.prior, settings.least) - site.prior
+    return site.shape.lifted(prior + moved, site.prior, settings.least) - prior
 
 
 def paper_accounts(num_rows: int, passes: int, sigma: float, delta: float) -> dict[str, float]:
@@ -116,7 +145,13 @@ def check(site: Site, plan: Plan, settings: Settings) -> np.ndarray:
         settings.gamma,
         f"stay below 2N/κ = {2 * plan.num_rows / plan.sampling_prob:g}, where steps diverge; N/κ is quickest",
     )
-    require(0 < settings.least <= 1, "least", settings.least, "lie in (0, 1]: eigenvalues in units of the prior's")
+    require(
+        0 <= settings.slowing <= share,
+        "slowing",
+        settings.slowing,
+        f"lie between 0 and {share:.4g}, the share that the first step closes; there φ is the answers' plain average",
+    )
+    require(0 < settings.least < np.inf, "least", settings.least, "be positive: eigenvalues in units of the prior's")
     require(plan.norm_order == 2, "noise_kind", plan.noise_kind, "be gaussian: sites are clipped in the Euclidean norm")
     start = np.zeros(site.shape.size) if settings.start is None else np.asarray(settings.start, float)
     if start.shape != (site.shape.size,):

@@ -10,9 +10,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from discreet.methods import elbo
+from discreet.methods import elbo, sites
 from discreet.model import Model
+from discreet.plan import Plan
 from discreet.posterior.diagnostics import named
 from discreet.release import Release
 from discreet.schema import Covariates, Schema
@@ -32,18 +34,23 @@ def clip_bias(
     simulate = model.simulate
     if simulate is None:
         raise ValueError("this model cannot simulate its outcome, so what clipping does to it is not known")
-    lead, dim = z.shape[:-2], model.dim
     some = z[..., np.linspace(0, z.shape[-2] - 1, TABLES).astype(int), :]
     phi = np.repeat(np.asarray(release.last)[..., None, :], TABLES, axis=-2)
-    phi[..., :dim] = some
     flat = (covariates or schema.sample)(np.random.default_rng(SEED), TABLES * ROWS)
     rows = {name: column.reshape(TABLES, ROWS) for name, column in flat.items()}
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(SEED), TABLES)
-        tables = jax.vmap(_shift(model, release, simulate))
-        moved = jax.jit(lambda phi: jax.lax.map(lambda one: tables(keys, one, rows), phi))
-        found = np.asarray(moved(phi.reshape(-1, *phi.shape[-2:])))
-    return found.mean(1).reshape(*lead, dim) / z.std(-2)
+        shift = (_of_sites if release.settings.get("method") == "sep" else _of_gradients)(model, release)
+
+        def table(inputs):
+            key, z, phi, rows = inputs
+            first, second = jax.random.split(key)
+            outcome = jax.vmap(lambda key, row: simulate(key, z, row))(jax.random.split(first, ROWS), rows)
+            return shift(second, z, phi, {**rows, **outcome})
+
+        moved = jax.jit(lambda each: jax.lax.map(lambda one: jax.vmap(table)((keys, *one, rows)), each))
+        found = np.asarray(moved(tuple(part.reshape(-1, *part.shape[-2:]) for part in (some, phi))))
+    return found.mean(1).reshape(*z.shape[:-2], model.dim) / z.std(-2)
 
 
 def warnings(found: np.ndarray, names: list[str]) -> list[str]:
@@ -58,23 +65,41 @@ def warnings(found: np.ndarray, names: list[str]) -> list[str]:
     ]
 
 
-def _shift(model: Model, release: Release, simulate: Callable):
-    """(key, φ, rows) → how far the clip moves the optimum of rows simulated at φ's location."""
+def _of_gradients(model: Model, release: Release) -> Callable:
+    """(key, z, φ, rows) → how far the clip moves the optimum of rows simulated at z, asked with φ's scales."""
     plan = release.plan
     query = elbo.query(model, plan, elbo.described(release.settings))
 
-    def shift(key, phi, rows):
-        z, (first, second) = phi[: model.dim], jax.random.split(key)
-        keys = jax.random.split(first, ROWS)
-        rows = {**rows, **jax.vmap(lambda key, row: simulate(key, z, row))(keys, rows)}
-        state = query.init(key)._replace(phi=phi)
-        question = query.ask(query.chance(second), state)
-        values = jax.vmap(lambda row: query.row_value(question, row))(rows)
-        norm = jnp.linalg.norm(values, ord=plan.norm_order, axis=1, keepdims=True)
-        lost = (values * jnp.maximum(0.0, 1 - plan.clip_norm / jnp.maximum(norm, 1e-300))).mean(0)
+    def shift(key, z, phi, rows):
+        state = query.init(key)._replace(phi=phi.at[: model.dim].set(z))
+        question = query.ask(query.chance(key), state)
+        lost = _lost(plan, jax.vmap(lambda row: query.row_value(question, row))(rows))
         whole, clipped = (query.update(state, question, answer)[1].y for answer in (lost, jnp.zeros_like(lost)))
         slopes = jax.vmap(lambda row: jax.grad(model.log_likelihood)(z, row))(rows)
         curvature = slopes.T @ slopes / ROWS - jax.hessian(model.log_prior)(z) / plan.num_rows
         return jnp.linalg.solve(curvature, (whole - clipped)[: model.dim])
 
     return shift
+
+
+def _of_sites(model: Model, release: Release) -> Callable:
+    """The same where rows answer with sites: what the clip takes from η about z moves the mean."""
+    plan, site = release.plan, sites.linear(model)
+
+    def shift(key, z, phi, rows):
+        del key
+        theta = site.shape.lifted(jnp.asarray(site.prior) + phi, site.prior, 1.0)
+        cov = site.shape.moments(theta)[1]
+        around = sites.Cavity(theta, z[None], cov)
+        origin = z[None] if release.settings["centred"] else jnp.zeros((1, model.dim))
+        values = jax.vmap(lambda row: site.shape.about(site.of_row(around, row), origin))(rows)
+        lost = site.shape.about(plan.num_rows * _lost(plan, values), z[None] - origin)
+        return -cov[0] @ lost[: model.dim]
+
+    return shift
+
+
+def _lost(plan: Plan, values: Array) -> Array:
+    """What the clip takes from a row's answer, on average over rows."""
+    norm = jnp.linalg.norm(values, ord=plan.norm_order, axis=1, keepdims=True)
+    return (values * jnp.maximum(0.0, 1 - plan.clip_norm / jnp.maximum(norm, 1e-300))).mean(0)

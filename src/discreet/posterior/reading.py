@@ -6,9 +6,8 @@ import numpy as np
 
 from discreet.accounting import Guarantee
 from discreet.methods.elbo import described_family
-from discreet.methods.gaussian import MEAN_FIELD, Family
 from discreet.model import Model
-from discreet.posterior import averaging, clip_bias, diagnostics, exact, full, laplace, naive, nuts
+from discreet.posterior import averaging, clip_bias, diagnostics, exact, full, laplace, naive, nuts, sep
 from discreet.posterior.sums import noise_changes
 from discreet.posterior.trace import TraceError, tail
 from discreet.posterior.trace_model import BurnIn, Solution, Subsampling, TracePrior, check_choices, trace_model
@@ -18,6 +17,7 @@ from discreet.schema import Schema
 
 Reading = Literal["noise-aware", "iterate average", "last iterate"]
 Solver = Literal["full", "exact", "nuts", "laplace"]
+SITES = "sites"
 DIAGONAL = {"exact": exact.solve, "nuts": nuts.solve, "laplace": laplace.solve}
 _NO_DIAGONAL = (
     "solver='{}' has a diagonal curvature, and the scales of a {} family have none: keep the trace and use "
@@ -57,22 +57,10 @@ def read(
     Noise-aware readings solve the trace model as `options` say. The iterate average is DPVIm's: converged tails, with
     the noise left in their means.
     """
-    family = described_family(release.settings)
-    check_reading(how, options, family)
-    rng, said = np.random.default_rng(), far_from_prior(release, model)
-    facts: dict[str, Any] = {}
-    if how == "last iterate":
-        method, z = how, through_q(rng, naive.last_iterate(release, draws), family)
-    elif how == "iterate average":
-        window = averaging.average(release)
-        method, z = how, through_q(rng, averaging.noise_aware(rng, release, draws, window=window), family)
-        said += averaging.unsettled(window)
-    else:
-        options = options._replace(solver=options.solver or default_solver(release, model))
-        method, z, report = _noise_aware(rng, release, model, options, draws)
-        found = diagnostics.diagnose(release, among=model.dim)
-        said += diagnostics.warnings(found, parameter_names(model), options.solver == "full") + of_solver(report)
-        facts["diagnostics"] = diagnostics.records(found, parameter_names(model))
+    of_sites = release.settings.get("method") == "sep"
+    check_reading(how, options, SITES if of_sites else described_family(release.settings).name)
+    meaning = _of_sites if of_sites else _of_gradients
+    method, z, said, facts = meaning(np.random.default_rng(), release, model, how, options, draws)
     if schema is not None and model.simulate is not None:
         bias = clip_bias.clip_bias(model, schema, release, z)
         said += clip_bias.warnings(bias, parameter_names(model))
@@ -87,8 +75,11 @@ def read(
     return from_draws(z, model, guarantee, info=info, schema=schema, release=release)
 
 
-def check_reading(how: str, options: Options = DEFAULTS, family: Family = MEAN_FIELD) -> None:
-    """Refuse a reading that is not one, or that the family has no use for, before anything is spent on it."""
+def check_reading(how: str, options: Options = DEFAULTS, family: str = "mean-field") -> None:
+    """Refuse a reading that is not one, or that the family has no use for, before anything is spent on it.
+
+    `family` is the name of the variational family, or `SITES`.
+    """
     if how not in get_args(Reading):
         raise ValueError(f"reading={how!r} must be one of {', '.join(get_args(Reading))}")
     if options.solver not in (None, *get_args(Solver)):
@@ -97,8 +88,11 @@ def check_reading(how: str, options: Options = DEFAULTS, family: Family = MEAN_F
         raise ValueError(f"solver={options.solver!r} is for noise-aware readings; the {how} solves nothing")
     if options.solver == "full" and options.prior is not None:
         raise ValueError("solver='full' has the public prior of the release and takes no prior of the trace model")
-    if options.solver in DIAGONAL and family.name != "mean-field":
-        raise ValueError(_NO_DIAGONAL.format(options.solver, family.name))
+    if family == SITES and (how == "iterate average" or options.solver in DIAGONAL or options.prior is not None):
+        asked = how if how == "iterate average" else f"solver={options.solver!r}, prior={options.prior!r}"
+        raise ValueError(f"sites are read noise-aware by solver='full', or as their last iterate; not with {asked}")
+    if options.solver in DIAGONAL and family not in ("mean-field", SITES):
+        raise ValueError(_NO_DIAGONAL.format(options.solver, family))
     check_choices(options.burn_in, options.prior or "H.3", options.subsampling)
 
 
@@ -130,10 +124,11 @@ def far_from_prior(release: Release, model: Model) -> list[str]:
 
     There the prior and the table disagree, and where privacy leaves little of the table, the prior wins.
     """
-    prior = public_prior(release)
-    settled = tail(release).mean_x[: model.dim]
-    distance = np.abs(settled - prior.mean) / prior.sd
-    names = parameter_names(model)
+    return _far(tail(release).mean_x[: model.dim], public_prior(release), model)
+
+
+def _far(settled: np.ndarray, prior: full.Prior, model: Model) -> list[str]:
+    distance, names = np.abs(settled - prior.mean) / prior.sd, parameter_names(model)
     return [
         f"{names[place]}: the steps settled {distance[place]:.1f} prior sds from the prior's centre, so its prior is "
         "too narrow for this table and its interval may miss; widen the prior"
@@ -154,6 +149,41 @@ def around_locations(rng: np.random.Generator, found: Solution, prior_sd: np.nda
     """
     sd = np.minimum(found.curvature**-0.5, prior_sd)
     return found.optimum + sd * rng.standard_normal(sd.shape)
+
+
+class _Meaning(NamedTuple):
+    """What a release was found to say: by which method, draws of z, warnings, and facts for the posterior's info."""
+
+    method: str
+    z: np.ndarray
+    said: list[str]
+    facts: dict[str, Any]
+
+
+def _of_gradients(rng, release: Release, model: Model, how: Reading, options: Options, draws: int) -> _Meaning:
+    family, said = described_family(release.settings), far_from_prior(release, model)
+    if how == "last iterate":
+        return _Meaning(how, through_q(rng, naive.last_iterate(release, draws), family), said, {})
+    if how == "iterate average":
+        window = averaging.average(release)
+        z = through_q(rng, averaging.noise_aware(rng, release, draws, window=window), family)
+        return _Meaning(how, z, said + averaging.unsettled(window), {})
+    options = options._replace(solver=options.solver or default_solver(release, model))
+    method, z, report = _noise_aware(rng, release, model, options, draws)
+    found = diagnostics.diagnose(release, among=model.dim)
+    said += diagnostics.warnings(found, parameter_names(model), options.solver == "full") + of_solver(report)
+    return _Meaning(method, z, said, {"diagnostics": diagnostics.records(found, parameter_names(model))})
+
+
+def _of_sites(rng, release: Release, model: Model, how: Reading, options: Options, draws: int) -> _Meaning:
+    prior = public_prior(release)
+    if how == "last iterate":
+        method, z, said = f"DP-SEP, {how}", sep.last_iterate(rng, release, draws), []
+    else:
+        read_as = {"burn_in": options.burn_in, "subsampling": options.subsampling}
+        found = sep.solve(rng, release, draws, prior=prior, **read_as)
+        method, z, said = "DP-SEP, noise-aware", found.z, of_solver(found.report)
+    return _Meaning(method, z, said + _far(z.mean(0), prior, model), {})
 
 
 def _noise_aware(rng, release: Release, model: Model, options: Options, draws: int) -> tuple[str, np.ndarray, Any]:

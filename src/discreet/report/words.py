@@ -29,14 +29,14 @@ def meaning(posterior: Posterior) -> str:
 
 
 def modelled_level(outcome: Numeric | Categorical) -> object:
-    """The level whose odds a logistic regression models: the second."""
+    """The level whose probability a logistic or probit regression models: the second."""
     return outcome.levels[1] if isinstance(outcome, Categorical) else 1
 
 
 def description(posterior: Posterior) -> dict:
-    """The model as plain values, with the modelled level of a logistic outcome."""
+    """The model as plain values, with the modelled level of a binary outcome."""
     facts = dict(posterior.model.description) if posterior.model else {}
-    if facts.get("family") == "logistic" and isinstance(posterior.schema, Schema):
+    if facts.get("family") in ("logistic", "probit") and isinstance(posterior.schema, Schema):
         facts["modelled_level"] = modelled_level(posterior.schema[facts["outcome"]])
     return facts
 
@@ -58,8 +58,13 @@ def _log_odds(outcome: Numeric | Categorical) -> str:
     return f"log odds of {outcome.name} = {modelled_level(outcome)} against {other}"
 
 
+def _quantiles(outcome: Numeric | Categorical) -> str:
+    return f"changes of the normal quantile of P({outcome.name} = {modelled_level(outcome)})"
+
+
 _SCALES = {
     "gaussian": lambda outcome: f"changes of the mean of {outcome.name}",
     "logistic": _log_odds,
+    "probit": _quantiles,
     "poisson": lambda outcome: f"changes of the log mean of {outcome.name}",
 }
