@@ -104,6 +104,8 @@ def main():
             x, y = zip(*((record["clip norm"], record[name]) for record in records), strict=True)
             axis.loglog(x, y, "o-", color=colour, label=name)
         axis.axvline(records[FACTORS.index(1.0)]["clip norm"], color="k", linestyle="--", linewidth=0.7)
+        axis.set_xticks(x, [f"{value:.2g}" for value in x])
+        axis.minorticks_off()
         axis.set(xlabel="clip norm C (dashed: the planner's)", ylabel="error in non-private sds")
         axis.legend(fontsize="small")
     notes = [f"{time.time() - began:.0f} s"]

@@ -14,6 +14,8 @@ ORDER = (
     ("adult-coefficients", "Adult, coefficient by coefficient"),
     ("stress", "Where honesty ends: Tables 1 and 2 made difficult"),
     ("dp-sep-table1", "DP-SEP, Table 1 and Figure 1: a mixture of Gaussians"),
+    ("sep-comparison", "DPVI and DP-SEP, each naive and noise-aware: logistic regression at equal ε"),
+    ("sep-clipping", "DP-SEP and its clip norm"),
     ("na-dpvi-figure1", "NA-DPVI, Figure 1: answers against iterates"),
     ("trace-coverage", "The trace model where it is true"),
     ("trace-variants", "The trace model under every gradient variant"),

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from discreet import cli, planner
+from discreet.ledger import Account
 from discreet.mechanism import loop
 from discreet.posterior.types import Posterior
 from discreet.schema import Schema
@@ -62,7 +64,8 @@ def call(capsys, *arguments, **options):
 
 
 def tree(folder):
-    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+    """All but the ledger, whose own files SQLite comes and goes with."""
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if not path.name.startswith("l.db")}
 
 
 def assert_refused(capsys, folder, reason, *arguments, **options):
@@ -99,7 +102,7 @@ def assert_refused(capsys, folder, reason, *arguments, **options):
         ("t.csv", {"--covariates": "ill"}, "also a covariate"),
         ("t.csv", {"--covariates": " "}, "names no column"),
         ("t.csv", {"--covariates": ""}, "names no column"),
-        ("t.csv", {"--family": "probit"}, "'probit' must be one of"),
+        ("t.csv", {"--family": "cauchit"}, "'cauchit' must be one of"),
         ("t.csv", {"--family": "poisson"}, "integer column"),
         ("t.csv", {"--family": "gaussian"}, "numeric column"),
         ("t.csv", {"--epsilon": "abc"}, "--epsilon"),
@@ -111,6 +114,11 @@ def assert_refused(capsys, folder, reason, *arguments, **options):
         ("t.csv", {"--solver": "gibbs"}, "solver='gibbs' must be one of full, exact, nuts, laplace"),
         ("t.csv", {"--reading": "median"}, "reading='median' must be one of noise-aware"),
         ("t.csv", {"--reading": "last iterate", "--solver": "exact"}, "solves nothing"),
+        ("t.csv", {"--method": "vi"}, "method='vi' must be one of dpvi, sep"),
+        ("t.csv", {"--ledger": "l.db"}, "--ledger and --dataset go together"),
+        ("t.csv", {"--dataset": "people"}, "--ledger and --dataset go together"),
+        ("t.csv", {"--ledger": "l.db", "--dataset": "people"}, "there is no ledger at"),
+        ("t.csv", {"--ledger": "ok.toml", "--dataset": "people"}, "cannot be used as a ledger"),
     ],
 )
 def test_fit_refuses_before_any_row_is_asked(here, capsys, monkeypatch, table, changes, reason):
@@ -206,6 +214,87 @@ def test_a_rehearsal_as_json_is_one_object_that_says_it_is_not_private(here, cap
     assert "NOT PRIVATE" in Path("out/report.html").read_text(encoding="utf-8")
 
 
+def cut_short(capsys, monkeypatch, **options):
+    """A fit that is interrupted halfway: what it has left."""
+    monkeypatch.setattr(cli, "_progress", lambda _: until(50))
+    code, out, _ = call(capsys, "fit", "t.csv", **FIT | options)
+    monkeypatch.undo()
+    assert (code, out) == (cli.INTERRUPTED, "")
+    return Path("out.checkpoint")
+
+
+def until(block):
+    def progress(blocks):
+        for index in blocks:
+            if index == block:
+                raise KeyboardInterrupt
+            yield index
+
+    return progress
+
+
+def test_a_fit_that_was_cut_short_goes_on_where_it_was_and_is_charged_once(here, capsys, monkeypatch):
+    call(capsys, "ledger", "init", "l.db", "people", **{"--epsilon": "1.2", "--delta": "1e-4", "--rows": "300"})
+    paying = {"--ledger": "l.db", "--dataset": "people"}
+    folder = cut_short(capsys, monkeypatch, **paying)
+    monkeypatch.chdir(here)
+    monkeypatch.setitem(planner.METHODS, "dpvi", lambda *_: tiny.choice())
+    assert (folder / "block-000049.npz").exists()
+    (entry,) = Account(here / "l.db", "people").entries()
+    assert (entry.state, entry.purpose) == ("intent", "Logistic regression of ill")
+    assert_refused(capsys, here, "is of a run that was cut short", "fit", "t.csv", **FIT | paying)
+    shutil.copytree(folder, "elsewhere.checkpoint")
+    assert_refused(capsys, here, "was moved", "resume", "elsewhere.checkpoint")
+    code, out, _ = call(capsys, "resume", str(folder))
+    assert code == 0
+    assert "NOT PRIVATE" not in out
+    assert not folder.exists()
+    assert Posterior.load("out/posterior.nc").guarantee.private
+    assert [entry.state for entry in Account(here / "l.db", "people").entries()] == ["committed"]
+    assert_refused(capsys, here, "would have spent", "fit", "t.csv", **FIT | paying | {"--out": "more"})
+
+
+@pytest.mark.parametrize("what", ["nowhere", "t.csv", "."])
+def test_what_is_no_checkpoint_is_not_resumed(here, capsys, what):
+    assert_refused(capsys, here, "is not the checkpoint of a fit", "resume", what)
+
+
+def test_a_ledger_is_opened_shown_and_exported(here, capsys):
+    budget = {"--epsilon": "2", "--delta": "1e-5"}
+    code, out, err = call(capsys, "ledger", "init", "l.db", "people", **budget)
+    assert (code, err) == (0, "")
+    assert "nothing spent" in out
+    account = Account(here / "l.db", "people")
+    account.commit(account.charge(tiny.choice().plan, "first"))
+    account.charge(tiny.choice().plan, "second")
+    _, out, _ = call(capsys, "ledger", "show", "l.db")
+    assert "people" in out
+    assert f"{account.spent():.4g}" in out
+    (facts,) = json.loads(call(capsys, "ledger", "show", "l.db", "--json")[1])
+    assert (facts["name"], facts["fits"], facts["spent"]) == ("people", 2, account.spent())
+    _, out, _ = call(capsys, "ledger", "history", "l.db", "people")
+    for word in ("first", "second", "committed", "intent", "composed, not added up"):
+        assert word in out
+    exported = json.loads(call(capsys, "ledger", "export", "l.db")[1])
+    assert [entry["purpose"] for entry in exported["accounts"][0]["entries"]] == ["first", "second"]
+    assert call(capsys, "ledger", "export", "l.db", **{"--out": "l.json"})[0] == 0
+    assert json.loads(Path("l.json").read_text()) == exported
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("init", "l.db", "people", "--epsilon", "0", "--delta", "1e-5"), "epsilon=0.0 must be positive"),
+        (("init", "t.csv", "people", "--epsilon", "1", "--delta", "1e-5"), "cannot be used as a ledger"),
+        (("show", "nowhere.db"), "there is no ledger at nowhere.db"),
+        (("history", "nowhere.db", "people"), "there is no ledger at nowhere.db"),
+        (("export", "t.csv"), "cannot be used as a ledger"),
+    ],
+)
+def test_ledgers_that_are_none_are_refused(here, capsys, arguments, reason):
+    assert_refused(capsys, here, reason, "ledger", *arguments)
+
+
 def test_a_delta_of_one_row_is_warned_of(here, capsys, monkeypatch):
     monkeypatch.setattr("discreet.fitting.fit", lambda *_, **__: tiny.posterior())
     code, _, err = call(capsys, "fit", "t.csv", **FIT | {"--delta": "0.01"})
@@ -253,7 +342,7 @@ def test_an_interrupt_is_an_error_of_one_line(here, capsys, monkeypatch, stop):
     monkeypatch.setattr("discreet.fitting.fit", interrupted)
     code, out, err = call(capsys, "fit", "t.csv", **FIT)
     assert (code, out) == (130, "")
-    assert err.strip().startswith("error: interrupted: nothing was written")
+    assert err.strip().startswith("error: interrupted: no results were written")
     assert not Path("out").exists()
 
 

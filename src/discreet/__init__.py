@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from discreet.accounting import Guarantee, calibrate, guarantee
     from discreet.families.glm import glm
-    from discreet.fitting import Rows, encode, fit, simulated
+    from discreet.fitting import Checkpoint, Rows, encode, fit, simulated
+    from discreet.ledger import Account, Budget, open_account
     from discreet.model import Model, from_numpyro
     from discreet.plan import Plan
     from discreet.planner import choose
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from discreet.schema import Categorical, Numeric, Schema
 
 _HOMES = {
+    "Account": "ledger",
+    "Budget": "ledger",
     "Categorical": "schema",
+    "Checkpoint": "fitting",
     "Guarantee": "accounting",
     "Model": "model",
     "Numeric": "schema",
@@ -43,12 +47,16 @@ _HOMES = {
     "glm": "families.glm",
     "guarantee": "accounting",
     "naive_posterior": "posterior.reading",
+    "open_account": "ledger",
     "read": "posterior.reading",
     "simulated": "fitting",
 }
 
 __all__ = [
+    "Account",
+    "Budget",
     "Categorical",
+    "Checkpoint",
     "Guarantee",
     "Model",
     "Numeric",
@@ -66,6 +74,7 @@ __all__ = [
     "glm",
     "guarantee",
     "naive_posterior",
+    "open_account",
     "read",
     "simulated",
 ]

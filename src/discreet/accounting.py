@@ -168,12 +168,33 @@ def rdp_epsilon(plan: Phases, delta: float) -> float:
     return float(_rdp(_priced(plan)).get_epsilon(delta))
 
 
-def _rdp(priced: Sequence[Plan]) -> Any:
+def filtered_epsilon(plan: Phases, epsilon: float, delta: float) -> float:
+    """ε of phases whose number and noise may depend on earlier answers, at the one Rényi order that suits the budget.
+
+    Guarantee: if this never exceeds `epsilon` before a phase begins, all of them together are (epsilon, delta)-private
+    (a Rényi filter: Feldman and Zrnic, 2021). The order is a function of the budget alone, as it must be.
+
+    >>> plan = Plan(num_rows=50, steps=4, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=7.461264)
+    >>> round(guarantee(plan, 1e-5).epsilon, 3), round(filtered_epsilon(plan, 1.0, 1e-5), 3)
+    (1.0, 1.203)
+    """
+    for phase in _priced(plan):
+        whole = f"be None or num_rows={phase.num_rows}: a filter cannot price truncated batches"
+        require(phase.batch_limit is None, "batch_limit", phase.batch_limit, whole)
+        require(
+            _has_rdp(phase), "noise_kind", phase.noise_kind, "be gaussian: a filter prices no sampled Laplace noise"
+        )
+    odds = -math.log(delta)
+    order = round(1 + math.sqrt(odds) / (math.sqrt(odds + epsilon) - math.sqrt(odds)))
+    return float(_rdp(_priced(plan), (order,)).get_epsilon(delta))
+
+
+def _rdp(priced: Sequence[Plan], orders: Sequence[int] = _ORDERS) -> Any:
     from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
 
     relations = {"zero-out": NeighboringRelation.REPLACE_SPECIAL, "replace-one": NeighboringRelation.REPLACE_ONE}
-    return RdpAccountant(_ORDERS, relations[priced[0].relation]).compose(event(priced))
+    return RdpAccountant(orders, relations[priced[0].relation]).compose(event(priced))
 
 
 def _priced(plan: Phases) -> tuple[Plan, ...]:

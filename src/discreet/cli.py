@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _out, _err = Console(), Console(stderr=True)
-INTERRUPTED = 130
+INTERRUPTED, ASKED = 130, "asked.json"
 
 
 def main() -> NoReturn:
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         _fail(f"{usage()} Try --help.")
     if code == INTERRUPTED:
-        _fail("interrupted: nothing was written; if the rows had been asked, count the budget as spent", code)
+        _fail("interrupted: no results were written; if rows had been asked, that is spent: see discreet resume", code)
     sys.exit(code)
 
 
@@ -119,35 +119,83 @@ def fit(
     method: Annotated[str, typer.Option(help="dpvi, or sep: expectation propagation")] = "dpvi",
     reading: Annotated[str, typer.Option(help="noise-aware, iterate average or last iterate")] = "noise-aware",
     solver: Annotated[str | None, typer.Option(help="full, exact, nuts or laplace; chosen if not given")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="the ledger that keeps the data set's budget")] = None,
+    dataset: Annotated[str | None, typer.Option(help="the data set's name in the ledger")] = None,
     simulate: Annotated[int | None, typer.Option(help="a seed: a rehearsal with known noise, NOT private")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ):
     """Fit a regression with differential privacy and write the posterior, the release and a report to OUT.
 
-    A logistic or probit regression models the second level of OUTCOME.
+    A logistic or probit regression models the second level of OUTCOME. A run that is cut short goes on with
+    `discreet resume OUT.checkpoint`.
     """
+    _refuse_unwritable(out)
+    folder = _checkpoint_of(out)
+    if os.path.lexists(folder):
+        raise ValueError(
+            f"{folder} is of a run that was cut short: go on with discreet resume, or choose another --out"
+        )
+    paths = {"table": table, "schema": schema, "out": out, "ledger": ledger}
+    values = {"outcome": outcome, "family": family, "epsilon": epsilon, "delta": delta, "covariates": covariates}
+    choices = {"method": method, "reading": reading, "solver": solver, "dataset": dataset, "simulate": simulate}
+    asked = {name: None if path is None else os.path.abspath(path) for name, path in paths.items()} | values | choices
+    _fit(asked, out, as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="the checkpoint that a run has left: OUT.checkpoint")],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+):
+    """Go on with a fit that was cut short: the same noise, the same charge, the same results as if nothing had been."""
+    try:
+        asked = json.loads((folder / ASKED).read_text())
+        out = Path(asked["out"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{folder} is not the checkpoint of a fit: give the folder OUT.checkpoint") from None
+    if os.path.abspath(folder) != os.path.abspath(_checkpoint_of(out)):
+        raise ValueError(f"{folder} was moved: a run goes on where it began, as {_checkpoint_of(out)}")
+    _refuse_unwritable(out)
+    _fit(asked, out, as_json)
+
+
+def _fit(asked: Mapping[str, Any], out: Path, as_json: bool) -> None:
+    """The fit that was asked for, from its checkpoint if there is one; it is saved before it is committed."""
     from discreet.families.glm import glm
-    from discreet.fitting import encode, simulated
+    from discreet.fitting import Checkpoint, encode, simulated
     from discreet.fitting import fit as run_fit
+    from discreet.ledger import Account
     from discreet.posterior.reading import Options
     from discreet.report.folder import save_run
     from discreet.report.page import page
     from discreet.schema import Schema
 
-    _refuse_unwritable(out)
-    asked: dict[str, Any] = {"method": method, "reading": reading, "options": Options(solver=solver)}  # pyright: ignore[reportArgumentType]
-    declared = Schema.load(schema)
-    model = glm(family, outcome, _covariates(covariates, outcome, declared), declared)
-    rows = encode(table, declared.select(model.columns))
-    _warn_of_delta(delta, rows.num_rows)
-    noise = None if simulate is None else simulated(simulate)
-    posterior = run_fit(model, rows, epsilon=epsilon, delta=delta, noise=noise, progress=_progress("asking"), **asked)
-    try:
-        save_run(out, posterior, page(f"{family.capitalize()} regression of {outcome}", posterior))
-    except (OSError, ValueError) as error:
-        _show_fit(posterior, None, as_json)
-        _fail(f"{_in_words(error)}; the budget is spent: keep the numbers printed above", 1)
+    if (asked["ledger"] is None) != (asked["dataset"] is None):
+        raise ValueError("--ledger and --dataset go together: which ledger, and under which name the data set is there")
+    account = None if asked["ledger"] is None else Account(Path(asked["ledger"]), asked["dataset"])
+    declared, outcome = Schema.load(Path(asked["schema"])), asked["outcome"]
+    model = glm(asked["family"], outcome, _covariates(asked["covariates"], outcome, declared), declared)
+    rows = encode(Path(asked["table"]), declared.select(model.columns))
+    _warn_of_delta(asked["delta"], rows.num_rows)
+    budget = {name: asked[name] for name in ("epsilon", "delta", "method", "reading")}
+    options = Options(solver=asked["solver"])
+    noise = None if asked["simulate"] is None else simulated(asked["simulate"])
+    title = f"{asked['family'].capitalize()} regression of {outcome}"
+    with Checkpoint(_checkpoint_of(out), account, title, {ASKED: json.dumps(asked, indent=1)}) as checkpoint:
+        posterior = run_fit(
+            model, rows, **budget, options=options, noise=noise, checkpoint=checkpoint, progress=_progress("asking")
+        )
+        try:
+            save_run(out, posterior, page(title, posterior))
+        except (OSError, ValueError) as error:
+            _show_fit(posterior, None, as_json)
+            again = f"make room and go on with discreet resume {checkpoint.folder}"
+            _fail(f"{_in_words(error)}; the budget is spent: keep the numbers printed above, or {again}", 1)
     _show_fit(posterior, out, as_json)
+
+
+def _checkpoint_of(out: Path) -> Path:
+    return out.with_name(out.name + ".checkpoint")
 
 
 @app.command()
@@ -166,6 +214,80 @@ def demo(
     _show(result.summaries)
     for line in (meaning(result.posterior), result.line, str(result.posterior.guarantee), _wrote(out)):
         _say(_out, line)
+
+
+ledgers = typer.Typer(help="Budgets of data sets: what each may spend, and what it has.", no_args_is_help=True)
+app.add_typer(ledgers, name="ledger")
+_LEDGER = Annotated[Path, typer.Argument(help="the ledger, an SQLite file")]
+
+
+@ledgers.command("init")
+def ledger_init(
+    path: _LEDGER,
+    dataset: Annotated[str, typer.Argument(help="a name for the data set")],
+    epsilon: Annotated[float, typer.Option(help="all that may ever be spent: ε")],
+    delta: Annotated[float, typer.Option(help="and δ")],
+    rows: Annotated[int | None, typer.Option(help="its number of rows; plans for others are refused")] = None,
+    relation: Annotated[str, typer.Option(help="zero-out or replace-one")] = "zero-out",
+    adaptive: Annotated[bool, typer.Option(help="what was learned may decide how much is spent next")] = False,
+):
+    """Open an account for a data set, in a new ledger or in one that is there."""
+    from discreet.ledger import Budget, open_account
+
+    account = open_account(path, dataset, Budget(epsilon, delta, relation, rows, adaptive))
+    _say(_out, f"{account.name}: ε = {epsilon:g}, δ = {delta:g}, {relation}; nothing spent")
+
+
+@ledgers.command("show")
+def ledger_show(path: _LEDGER, as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False):
+    """Print what each data set may spend and has spent."""
+    from discreet.ledger import accounts
+
+    found = [(account, account.spent(), account.entries()) for account in accounts(path)]
+    if as_json:
+        facts = [{"name": a.name, **a.budget._asdict(), "spent": spent, "fits": len(e)} for a, spent, e in found]
+        typer.echo(json.dumps(facts))
+        return
+    table = Table("data set", "spent ε", "of", "δ", "relation", "fits", "not committed")
+    for account, spent, entries in found:
+        budget, unfinished = account.budget, sum(entry.state == "intent" for entry in entries)
+        numbers = (f"{spent:.4g}", f"{budget.epsilon:g}", f"{budget.delta:g}")
+        table.add_row(Text(account.name), *numbers, budget.relation, str(len(entries)), str(unfinished))
+    _out.print(table)
+
+
+@ledgers.command("history")
+def ledger_history(path: _LEDGER, dataset: Annotated[str, typer.Argument(help="the data set's name")]):
+    """Print every charge of a data set, oldest first, and what they cost together."""
+    from discreet.accounting import guarantee
+    from discreet.ledger import Account
+
+    account = Account(path, dataset)
+    table = Table("charged", "purpose", "state", "ε alone")
+    for entry in account.entries():
+        alone = guarantee(entry.plan, account.budget.delta).epsilon
+        table.add_row(entry.charged, Text(entry.purpose), entry.state, f"{alone:.4g}")
+    _out.print(table)
+    _say(_out, f"together ε = {account.spent():.4g} of {account.budget.epsilon:g}: composed, not added up")
+
+
+@ledgers.command("export")
+def ledger_export(
+    path: _LEDGER,
+    out: Annotated[Path | None, typer.Option(help="where to write it; standard output if not given")] = None,
+):
+    """Write the whole ledger as JSON."""
+    from discreet.atomic import new_file
+    from discreet.ledger import export
+
+    text = json.dumps(export(path), indent=1)
+    if out is None:
+        typer.echo(text)
+        return
+    _refuse_unwritable(out)
+    with new_file(out) as scratch:
+        scratch.write_text(text + "\n")
+    _say(_err, f"wrote {out}")
 
 
 @app.callback(invoke_without_command=True)

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable
 
 from discreet import planner
 from discreet.accounting import guarantee
+from discreet.ledger import Account
 from discreet.mechanism import loop
 from discreet.mechanism import noise as streams
+from discreet.mechanism.checkpoint import Checkpoint
 from discreet.mechanism.rows import Rows, encode
 from discreet.methods import elbo, sep, sites
 from discreet.model import Model
@@ -23,7 +25,7 @@ simulated = streams.simulated
 
 MOST_POINTS = 2**26
 
-__all__ = ["Rows", "encode", "fit", "naive_posterior", "run", "secure", "simulated"]
+__all__ = ["Checkpoint", "Rows", "encode", "fit", "naive_posterior", "run", "secure", "simulated"]
 
 
 def fit(
@@ -35,6 +37,8 @@ def fit(
     method: str | None = None,
     choice: planner.Choice | None = None,
     noise: streams.Noise | None = None,
+    account: Account | None = None,
+    checkpoint: Checkpoint | None = None,
     reading: Reading = "noise-aware",
     options: Options = DEFAULTS,
     draws: int = 4000,
@@ -47,7 +51,12 @@ def fit(
     that is given has its method. Without `noise` the stream is secure; a simulated stream is for studies, and the
     posterior's guarantee then says that it is not private. Where the trace cannot be read as asked, the release is not
     lost: the `TraceError` has it as `release`.
+
+    An `account` of the ledger is charged before the first row is asked, and committed after the last. A `checkpoint`
+    keeps the run where it is, so that it can go on if it is cut short; it has an account of its own.
     """
+    if account is not None and checkpoint is not None:
+        raise ValueError("give the account to the checkpoint: it is charged once for a run, however often that goes on")
     if choice is None:
         planned = method or "dpvi"
         if planned not in planner.METHODS:
@@ -57,20 +66,28 @@ def fit(
     elif method is not None:
         raise ValueError(f"method={method!r} and a choice, which has its own method: leave one of them out")
     check_reading(reading, options, choice.family)
-    noise = noise or streams.secure()
-    paid = guarantee(choice.plan, delta, noise.kind)
+    kept = checkpoint or Checkpoint(None, account, "fit")
+    stream = kept.noise(noise or streams.secure())
+    if kept.account is not None and stream.kind != "secure":
+        raise ValueError("simulated noise protects nobody, so no budget pays for it: leave the account out")
+    paid = guarantee(choice.plan, delta, stream.kind)
     if not paid.epsilon <= epsilon:  # so that nan is refused, too
         raise ValueError(f"this plan costs ε = {paid.epsilon:.4g}, more than epsilon={epsilon}: calibrate it first")
     if 0.8 * choice.plan.steps < fewest_steps(model.dim):
         raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")
     query = _query(model, rows.schema, choice)
-    release = loop.run(noise, choice.plan, query, rows, keep=_keep(model, choice), progress=progress)
+    keep = _keep(model, choice)
+    release = loop.run(stream, choice.plan, query, rows, keep=keep, progress=progress, checkpoint=kept)
+    if checkpoint is None:
+        kept.finish()
+    if noise is None:
+        stream.forget()
     try:
         return read(release, model, paid, reading, options=options, schema=rows.schema, draws=draws)
     except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
-        kept = TraceError(f"{error}. The budget is spent, but this error keeps its .release: read it another way")
-        kept.release = release
-        raise kept from error
+        unread = TraceError(f"{error}. The budget is spent, but this error keeps its .release: read it another way")
+        unread.release = release
+        raise unread from error
 
 
 def _query(model: Model, schema: Schema, choice: planner.Choice) -> Query:

@@ -11,7 +11,7 @@ from discreet.mechanism.rows import store
 from discreet.methods import em
 from discreet.plan import Plan, default_batch_limit
 from discreet.schema import Numeric, Schema
-from tests.guarantees.test_audits import honest_total, sensitivity, wild_columns
+from tests.guarantees.test_audits import honest_total, noise_of_points, noise_z_scores, sensitivity, wild_columns
 from tests.guarantees.test_taint import assert_releases_are_public
 
 SCHEMA = Schema((Numeric("a", -5, 5), Numeric("b", -5, 5)))
@@ -63,6 +63,12 @@ def test_one_row_moves_the_statistics_by_at_most_the_clip_norm(key):
 
 def test_the_release_is_public():
     assert_releases_are_public(*make())
+
+
+def test_the_noise_of_the_statistics_is_the_plans():
+    """False alarm below 5·10⁻⁶."""
+    plan, query, _ = make()
+    assert np.abs(noise_z_scores(noise_of_points(plan, query), plan.noise_std, plan.noise_kind)).max() < 4.9
 
 
 def test_means_of_another_shape_are_refused():

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from discreet.mechanism.checkpoint import Checkpoint
 from discreet.mechanism.clipping import bounded_sum, privatize
 from discreet.mechanism.noise import Noise
 from discreet.mechanism.rows import Rows
@@ -44,12 +45,14 @@ def run(
     *,
     keep: str = "blocks",
     progress: Callable[[range], Iterable[int]] = iter,
+    checkpoint: Checkpoint | None = None,
 ) -> Release:
     """The release of `plan.steps` answers to `query`: block moments, and on request products (`keep` = "cross") or
     every point ("trace").
 
-    Guarantee: with secure noise this is `accounting.event(plan)` under `plan.relation`. `progress` wraps the range
-    of blocks and sees their number only.
+    Guarantee: with secure noise this is `accounting.event(plan)` under `plan.relation`, also if it was cut short and
+    went on from its `checkpoint`, which is charged when all was checked and before the first row is asked. `progress`
+    wraps the range of blocks and sees their number only.
     """
     if keep not in KEEP:
         raise ValueError(f"keep={keep!r} must be one of {', '.join(KEEP)}")
@@ -63,13 +66,21 @@ def run(
         columns = jax.tree.map(jax.numpy.asarray, rows._columns)
         start, keys = _public_keys(noise, rows.replicas)
         state = query.init(start) if rows.replicas is None else jax.vmap(query.init)(start)
-        outputs = []
+        outputs, done = [], 0
         lengths = block_lengths(plan, rows, entries)
-        for index in progress(range(len(lengths))):
+        if checkpoint is not None:
+            facts = {"plan": plan.to_dict(), "settings": dict(query.settings), "keep": keep, "lengths": lengths}
+            done, state, told = checkpoint.restore(noise, {**facts, "schema": rows.schema.to_toml()}, rows, state)
+            outputs = [_output(keep, leaves) for leaves in told]
+            checkpoint.save(noise, done, state)
+            checkpoint.charge(plan)
+        for index in progress(range(done, len(lengths))):
             draws = _draw(noise, plan, query, rows, index, lengths[index], keys)
             jax.block_until_ready(state)  # noise for this block was made while the last one ran; go no further ahead
             state, block, kept = compiled(scales, state, columns, draws)
             outputs.append((block, kept))
+            if checkpoint is not None:
+                checkpoint.save(noise, index + 1, state, [np.asarray(leaf) for leaf in jax.tree.leaves((block, kept))])
         return _collect(noise, plan, query, state, outputs, 0 if rows.replicas is None else 1)
 
 
@@ -139,6 +150,13 @@ def _public_keys(noise: Noise, replicas: int | None) -> tuple[Array, Array]:
     if replicas is None:
         return start, steps
     return jax.random.split(start, replicas), jax.random.split(steps, replicas)
+
+
+def _output(keep: str, leaves):
+    """What a block told, from its parts."""
+    moments = len(Blocks._fields)
+    others = {"blocks": lambda *_: None, "cross": Cross, "trace": Point}
+    return Blocks(*leaves[:moments]), others[keep](*leaves[moments:])
 
 
 def _collect(noise: Noise, plan: Plan, query: Query, state, outputs, axis: int) -> Release:

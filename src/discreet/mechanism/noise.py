@@ -27,18 +27,25 @@ class Noise:
 
     def __init__(self, key: bytes, kind: Literal["secure", "simulated"]):
         """Use `secure()` or `simulated(seed)` instead."""
-        self._key, self.kind = key, kind
+        self._key, self.kind = bytearray(key), kind
 
     def __repr__(self) -> str:
         return f"Noise({self.kind})"
+
+    def forget(self) -> None:
+        """Overwrite the key: what was drawn cannot be drawn again. Python may have moved copies of it before."""
+        self._key[:] = bytes(len(self._key))
+        self._key.clear()
 
     def __reduce__(self):
         raise TypeError("a noise stream holds a secret key and cannot be pickled")
 
     def words(self, purpose: int, chunk: int, count: int) -> np.ndarray:
         """`count` uniform 64-bit words. The nonce holds (counter 0, purpose, chunk), so streams never overlap."""
+        if not self._key:
+            raise ValueError("this noise stream has forgotten its key: every run needs a stream of its own")
         nonce = bytes(8) + purpose.to_bytes(4, "little") + chunk.to_bytes(4, "little")
-        cipher = Cipher(algorithms.ChaCha20(self._key, nonce), mode=None).encryptor()
+        cipher = Cipher(algorithms.ChaCha20(bytes(self._key), nonce), mode=None).encryptor()
         words = np.empty(count, np.uint64)
         told = words.view(np.uint8).data
         for first in range(0, len(told), len(_ZEROS)):  # piece by piece: a second buffer of full size costs more

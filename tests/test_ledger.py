@@ -1,0 +1,207 @@
+"""A budget that cannot be overspent: by composition, across processes, and through files that are no ledgers."""
+
+import json
+import math
+import multiprocessing
+import sqlite3
+from dataclasses import replace
+
+import pytest
+
+from discreet.accounting import calibrate, filtered_epsilon, guarantee
+from discreet.fitting import fit, simulated
+from discreet.ledger import Account, Budget, LedgerError, accounts, export, open_account
+from discreet.mechanism import loop
+from discreet.plan import Plan
+from tests import tiny
+
+DELTA = 1e-5
+PLAN = Plan(num_rows=50, steps=4, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=7.47)  # ε = 1 to three digits
+
+
+@pytest.fixture
+def account(tmp_path):
+    return open_account(tmp_path / "ledger.db", "people", Budget(2.0, DELTA))
+
+
+def test_plans_are_composed_and_epsilons_not_added_up(account):
+    """Gaussian answers of equal noise are one of √n times the budget: 1, 1.46, 1.83 and 2.15 for one to four."""
+    assert account.spent() == 0
+    for count in (1, 2, 3):
+        account.charge(PLAN)
+        together = replace(PLAN, steps=4 * count)
+        assert account.spent() == pytest.approx(guarantee(together, DELTA).epsilon, rel=1e-3)
+    assert 1.8 < account.spent() < 2
+    with pytest.raises(LedgerError, match=r"would have spent ε = 2\.15\d of 2 \(now 1\.83\d, in 3 fits\)"):
+        account.charge(PLAN)
+    assert len(account.entries()) == 3
+
+
+def test_an_intent_counts_until_and_after_it_is_committed(account):
+    run = account.charge(PLAN, "a fit")
+    before = account.spent()
+    (entry,) = account.entries()
+    assert (entry.run, entry.plan, entry.purpose, entry.state, entry.committed) == (run, PLAN, "a fit", "intent", None)
+    account.commit(run)
+    account.commit(run)
+    (entry,) = account.entries()
+    assert entry.state == "committed"
+    assert entry.committed >= entry.charged
+    assert account.spent() == before
+
+
+def test_a_run_that_goes_on_is_not_charged_again(account):
+    run = account.charge(PLAN)
+    assert account.charge(PLAN, run=run) == run
+    assert len(account.entries()) == 1
+    with pytest.raises(LedgerError, match="was charged for another plan"):
+        account.charge(replace(PLAN, steps=1), run=run)
+    with pytest.raises(LedgerError, match="has no run nobody"):
+        account.commit("nobody")
+
+
+def test_what_was_charged_is_there_for_whoever_opens_it_next(account):
+    account.charge(PLAN)
+    again = Account(account.path, "people")
+    assert again.budget == Budget(2.0, DELTA)
+    assert again.spent() == account.spent() > 0
+    with pytest.raises(LedgerError, match="has an account 'people' already"):
+        open_account(account.path, "people", Budget(9.0, DELTA))
+    open_account(account.path, "others", Budget(1.0, DELTA, num_rows=50))
+    assert [found.name for found in accounts(account.path)] == ["others", "people"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "plan", "message"),
+    [
+        (Budget(9.0, DELTA, num_rows=51), PLAN, "num_rows=50 must be 51, as 'people' was declared"),
+        (Budget(9.0, DELTA, "replace-one"), PLAN, "is kept under replace-one; this plan is zero-out"),
+        (Budget(9.0, DELTA), replace(PLAN, noise_multiplier=0.0), "would have spent ε = inf of 9"),
+        (Budget(9.0, DELTA, adaptive=True), replace(PLAN, sampling_prob=0.5, batch_limit=40), "truncated"),
+    ],
+)
+def test_a_plan_that_cannot_be_paid_here_is_refused_and_leaves_no_trace(tmp_path, budget, plan, message):
+    account = open_account(tmp_path / "ledger.db", "people", budget)
+    with pytest.raises(ValueError, match=message):
+        account.charge(plan)
+    assert account.entries() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "message"),
+    [
+        ("", Budget(1.0, DELTA), "name="),
+        ("a\nb", Budget(1.0, DELTA), "name="),
+        ("people", Budget(0.0, DELTA), "epsilon=0.0"),
+        ("people", Budget(math.inf, DELTA), "epsilon=inf"),
+        ("people", Budget(math.nan, DELTA), "epsilon=nan"),
+        ("people", Budget(1.0, 0.0), "delta=0.0"),
+        ("people", Budget(1.0, DELTA, "add-remove"), "relation=add-remove must be one of replace-one, zero-out"),
+        ("people", Budget(1.0, DELTA, num_rows=0), "num_rows=0"),
+    ],
+)
+def test_a_budget_that_is_none_is_refused_before_a_file_is_made(tmp_path, name, budget, message):
+    with pytest.raises(ValueError, match=message):
+        open_account(tmp_path / "ledger.db", name, budget)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_adaptive_account_filters_at_one_order(tmp_path):
+    account = open_account(tmp_path / "ledger.db", "people", Budget(2.0, DELTA, adaptive=True))
+    account.charge(PLAN)
+    assert account.spent() == filtered_epsilon(PLAN, 2.0, DELTA) > guarantee(PLAN, DELTA).epsilon
+    account.charge(PLAN)
+    assert account.spent() > guarantee([PLAN, PLAN], DELTA).epsilon
+    with pytest.raises(LedgerError, match="would have spent"):
+        account.charge(replace(PLAN, steps=8))
+
+
+def test_the_filter_s_bound_is_the_gaussian_s_own_at_a_fixed_order():
+    """RDP of T Gaussian answers is αT/2σ²; to (ε, δ) by log(1 − 1/α) − log(δα)/(α − 1). The order looks at no plan."""
+    odds = math.log(1 / DELTA)
+    order = round(1 + math.sqrt(odds) / (math.sqrt(odds + 3.0) - math.sqrt(odds)))
+    for steps in (1, 7, 40):
+        rdp = order * steps / (2 * 7.47**2)
+        expected = rdp + math.log(1 - 1 / order) - math.log(DELTA * order) / (order - 1)
+        assert filtered_epsilon(replace(PLAN, steps=steps), 3.0, DELTA) == pytest.approx(max(expected, 0), rel=1e-6)
+
+
+def test_files_that_are_no_ledgers_are_refused_and_stay_as_they_are(tmp_path):
+    with pytest.raises(LedgerError, match="there is no ledger at"):
+        Account(tmp_path / "none.db", "people")
+    text, other = tmp_path / "text.db", tmp_path / "other.db"
+    text.write_text("not a database, but long enough to look like one" * 100)
+    sqlite3.connect(other).execute("create table t (x)").connection.close()
+    for path in (text, other):
+        before = path.read_bytes()
+        for use in (lambda path=path: Account(path, "x"), lambda path=path: open_account(path, "x", Budget(1, DELTA))):
+            with pytest.raises(LedgerError, match=r"cannot be used as a ledger|is no ledger of format"):
+                use()
+        if path == text:
+            assert path.read_bytes() == before
+
+
+def test_the_export_is_json_and_says_everything(account):
+    account.charge(PLAN, "a fit")
+    (found,) = json.loads(json.dumps(export(account.path)))["accounts"]
+    assert found["name"] == "people"
+    assert found["budget"] == Budget(2.0, DELTA)._asdict()
+    assert found["spent"] == account.spent()
+    assert Plan(**found["entries"][0]["plan"]) == PLAN
+
+
+def test_a_fit_is_charged_once_and_refused_when_nothing_is_left(tmp_path, monkeypatch):
+    account = open_account(tmp_path / "ledger.db", "tiny", Budget(1.2, tiny.DELTA))
+    asked = {"epsilon": tiny.EPSILON, "delta": tiny.DELTA, "choice": tiny.choice(), "draws": 10}
+    fit(tiny.MODEL, tiny.rows(), **asked, account=account)
+    (entry,) = account.entries()
+    assert (entry.state, entry.plan) == ("committed", tiny.choice().plan)
+    with pytest.raises(ValueError, match="num_rows=300 but the table has 299"):
+        fit(tiny.MODEL, tiny.rows(299), **asked, account=account)
+    with pytest.raises(ValueError, match="protects nobody"):
+        fit(tiny.MODEL, tiny.rows(), **asked, account=account, noise=simulated(1))
+    monkeypatch.setattr(loop, "chunk", lambda *_: pytest.fail("the rows were asked"))
+    with pytest.raises(LedgerError, match="would have spent"):
+        fit(tiny.MODEL, tiny.rows(), **asked, account=account)
+    assert len(account.entries()) == 1
+
+
+ROUNDS, RACERS = 50, 8
+
+
+def _race(path, barrier, results):
+    """One of the processes that want the same budget, round after round."""
+    for number in range(ROUNDS):
+        account = Account(path, f"round {number}")
+        barrier.wait()
+        try:
+            account.charge(PLAN)
+            results.put((number, True))
+        except LedgerError:
+            results.put((number, False))
+
+
+def test_eight_processes_never_overspend_one_budget(tmp_path):
+    """Three of eight equal plans fit into ε = 2: in each of 50 rounds exactly three are let in."""
+    path = tmp_path / "ledger.db"
+    for number in range(ROUNDS):
+        open_account(path, f"round {number}", Budget(2.0, DELTA))
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(RACERS), context.Queue()
+    racers = [context.Process(target=_race, args=(path, barrier, results)) for _ in range(RACERS)]
+    for racer in racers:
+        racer.start()
+    told = [results.get(timeout=300) for _ in range(ROUNDS * RACERS)]
+    for racer in racers:
+        racer.join(timeout=60)
+        assert racer.exitcode == 0
+    for account in accounts(path):
+        assert len(account.entries()) == 3
+        assert account.spent() <= 2.0
+    assert sum(let_in for _, let_in in told) == 3 * ROUNDS
+
+
+def test_calibrated_plans_of_one_budget_are_let_in(tmp_path):
+    account = open_account(tmp_path / "ledger.db", "people", Budget(1.0, DELTA))
+    account.charge(calibrate(PLAN, 1.0, DELTA))
+    assert 0.999 < account.spent() <= 1.0
