@@ -141,6 +141,17 @@ def test_files_that_are_no_ledgers_are_refused_and_stay_as_they_are(tmp_path):
             assert path.read_bytes() == before
 
 
+def test_a_damaged_entry_closes_the_account(account):
+    account.charge(PLAN)
+    db = sqlite3.connect(account.path)
+    db.execute("update entries set plan = replace(plan, 'steps', 'stops')")
+    db.commit()
+    db.close()
+    for use in (account.spent, account.entries, lambda: account.charge(PLAN)):
+        with pytest.raises(LedgerError, match="an entry of 'people' is damaged"):
+            use()
+
+
 def test_the_export_is_json_and_says_everything(account):
     account.charge(PLAN, "a fit")
     (found,) = json.loads(json.dumps(export(account.path)))["accounts"]

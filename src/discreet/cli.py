@@ -199,6 +199,49 @@ def _checkpoint_of(out: Path) -> Path:
 
 
 @app.command()
+def audit(
+    schema: Annotated[Path, typer.Option(help="the schema, a TOML file")],
+    outcome: Annotated[str, typer.Option(help="the column to explain")],
+    family: Annotated[str, typer.Option(help="gaussian, logistic, probit or poisson")],
+    epsilon: Annotated[float, typer.Option(help="privacy budget ε")],
+    delta: Annotated[float, typer.Option(help="privacy budget δ")],
+    rows: Annotated[int, typer.Option(help="number of rows of the table that will be asked")],
+    covariates: Annotated[str | None, typer.Option(help="comma-separated; all other columns if not given")] = None,
+    method: Annotated[str, typer.Option(help="dpvi, or sep: expectation propagation")] = "dpvi",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+):
+    """Test the claim of a fit on made-up rows: what a row can move, the noise, the sampling, and the least ε there is.
+
+    Exits with 1 if anything contradicts the claim. No table is read.
+    """
+    from discreet.audit import audit as run_audit
+    from discreet.families.glm import glm
+    from discreet.fitting import question
+    from discreet.planner import METHODS
+    from discreet.schema import Schema
+
+    declared = Schema.load(schema)
+    model = glm(family, outcome, _covariates(covariates, outcome, declared), declared)
+    declared = declared.select(model.columns)
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} must be one of {', '.join(METHODS)}")
+    choice = METHODS[method](model, declared, rows, epsilon, delta)
+    found = run_audit(question(model, declared, choice), choice.plan, declared, delta)
+    if as_json:
+        checks = [{**check._asdict(), "holds": check.holds} for check in found.checks]
+        typer.echo(json.dumps({"claimed": found.claimed, "lower": found.lower, "holds": found.holds, "checks": checks}))
+    else:
+        table = Table("what was measured", "value", "at most", "")
+        for check in found.checks:
+            verdict = Text("holds") if check.holds else Text("FAILS", "bold red")
+            table.add_row(Text(check.name), f"{check.measured:.4g}", f"{check.at_most:.4g}", verdict)
+        _out.print(table)
+        _say(_out, f"claimed ε = {found.claimed:.4g}; measured, it is at least {found.lower:.4g} (δ = {found.delta:g})")
+    if not found.holds:
+        _fail("the measurements contradict the claim: do not publish what this mechanism releases", 1)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for the results; an earlier run is replaced")] = Path("out/demo"),
 ):
@@ -308,7 +351,10 @@ def _covariates(text: str | None, outcome: str, declared: "Schema") -> list[str]
     """The names in `text`, which is one line of CSV; every column but the outcome if there is no text."""
     if text is None:
         return [name for name in declared.names if name != outcome]
-    names = [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+    try:
+        names = [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+    except csv.Error as error:
+        raise ValueError(f"covariates={text!r} is not a line of CSV ({error}): separate names by commas") from None
     if not any(names):
         raise ValueError(f"covariates={text!r} names no column: leave --covariates out to use all others")
     known = {name.strip(): name for name in declared.names}

@@ -25,7 +25,7 @@ simulated = streams.simulated
 
 MOST_POINTS = 2**26
 
-__all__ = ["Checkpoint", "Rows", "encode", "fit", "naive_posterior", "run", "secure", "simulated"]
+__all__ = ["Checkpoint", "Rows", "encode", "fit", "naive_posterior", "question", "run", "secure", "simulated"]
 
 
 def fit(
@@ -75,7 +75,7 @@ def fit(
         raise ValueError(f"this plan costs ε = {paid.epsilon:.4g}, more than epsilon={epsilon}: calibrate it first")
     if 0.8 * choice.plan.steps < fewest_steps(model.dim):
         raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")
-    query = _query(model, rows.schema, choice)
+    query = question(model, rows.schema, choice)
     keep = _keep(model, choice)
     release = loop.run(stream, choice.plan, query, rows, keep=keep, progress=progress, checkpoint=kept)
     if checkpoint is None:
@@ -90,7 +90,7 @@ def fit(
         raise unread from error
 
 
-def _query(model: Model, schema: Schema, choice: planner.Choice) -> Query:
+def question(model: Model, schema: Schema, choice: planner.Choice) -> Query:
     """What rows are asked; its settings say how it was chosen."""
     if isinstance(choice.settings, sep.Settings):
         site = sites.linear(model)

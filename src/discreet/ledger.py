@@ -187,7 +187,10 @@ def export(path: str | Path) -> dict[str, Any]:
 def _entries(db: sqlite3.Connection, name: str) -> list[Entry]:
     columns = "run, plan, purpose, state, charged, committed"
     rows = db.execute(f"select {columns} from entries where account = ? order by id", (name,))
-    return [Entry(row[0], Plan(**json.loads(row[1])), *row[2:]) for row in rows]
+    try:
+        return [Entry(row[0], Plan(**json.loads(row[1])), *row[2:]) for row in rows]
+    except (TypeError, ValueError) as error:  # what was spent is not known, so nothing more may be
+        raise LedgerError(f"an entry of {name!r} is damaged ({error}): restore the ledger from a copy") from None
 
 
 def _now() -> str:

@@ -65,7 +65,7 @@ def assert_equal(one: Release, other: Release):
             np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("block", [0, 1, 57, 99])
+@pytest.mark.parametrize("block", [0, 57, 99])
 def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(tmp_path, block):
     """The seed is known here, so the whole run can be had for comparison."""
     cut(tmp_path / "run", block, noise=simulated(5))
@@ -246,7 +246,7 @@ def check_after_a_kill(folder):
 def test_kills_at_random_moments_lose_and_overspend_nothing(tmp_path, count):
     """Moments are seeded; what a run has reached by then is not."""
     folders = [tmp_path / str(number) for number in range(count)]
-    moments = np.random.default_rng(count).uniform(0.3, 6.0, count)
+    moments = np.random.default_rng(count).uniform(0.2, 4.0, count)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(killed, folders, moments))
     cut_short = sum(map(check_after_a_kill, folders))

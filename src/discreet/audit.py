@@ -1,0 +1,221 @@
+"""An audit of the claim: the mechanism that runs fits, on made-up rows, measured from outside.
+
+What a guarantee leans on is measured one by one, with the user's own query and plan: how far one row moves a sum, how
+much noise there is and of which shape, who takes part in a step, and whether sums are of rows. From the measured noise,
+rate and reach follows the least ε that the mechanism can have; if that exceeds the claim, the claim is wrong. Attacks
+on outputs alone would need many more runs to say as much; this trusts that the law is of the family that was tested.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from discreet.accounting import guarantee
+from discreet.evaluate import study
+from discreet.plan import Plan
+from discreet.query import Point, Query
+from discreet.schema import Numeric, Schema
+
+ROWS, DRAWS, MEMBERS, ROUNDS = 24, 10**6, 16, 40_000
+FALSE_ALARM = 1e-5
+PRESENT, LOUD = "present", 1e9
+LAWS = {"gaussian": stats.norm(), "laplace": stats.laplace(scale=0.5**0.5)}  # of sd 1
+
+
+class Check(NamedTuple):
+    """One thing that was measured: what, its value, what it may be at most, and whether it is."""
+
+    name: str
+    measured: float
+    at_most: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measured value is allowed; one that is no number is not."""
+        return bool(self.measured <= self.at_most)
+
+
+class Audit(NamedTuple):
+    """All checks, the claimed ε and the least that was measured."""
+
+    checks: tuple[Check, ...]
+    claimed: float
+    lower: float
+    delta: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing contradicts the claim."""
+        return all(check.holds for check in self.checks) and self.lower <= self.claimed
+
+
+def audit(query: Query, plan: Plan, schema: Schema, delta: float, seed: int = 0) -> Audit:
+    """The audit of `plan` with `query` on rows that are made up from `schema`.
+
+    Statistical checks have a false alarm rate of 10⁻⁵ each; `lower` exceeds the claim of an honest mechanism as seldom.
+    """
+    with_rows, loud = _reach(query, plan, schema, seed), _reach(_louder(query), plan, schema, seed)
+    noise = _noise(query, plan, schema, seed)
+    members = _members(plan, seed)
+    checks = (
+        Check("one row moves a sum by, in clip norms", with_rows, 1.0 + 1e-9),
+        Check("a row that is clipped moves it by, in clip norms", loud, 1.0 + 1e-9),
+        Check("a sum differs from that of the rows by, in grid units a row", _inexact(query, plan, schema, seed), 1.0),
+        Check("answers beyond those that were asked for", float(len(noise) - _silent(query, plan).steps), 0.0),
+        *_z_scores("noise", _of_noise(noise, plan)),
+        *_z_scores("sampling", _of_members(members, plan)),
+    )
+    return Audit(checks, guarantee(plan, delta).epsilon, _lower(plan, delta, loud, noise, members), delta)
+
+
+def _z_scores(what: str, found: dict[str, float]) -> list[Check]:
+    most = float(stats.norm.isf(FALSE_ALARM / 2))
+    return [Check(f"{what}: {name}, in standard errors", abs(float(z)), most) for name, z in found.items()]
+
+
+def _lower(plan: Plan, delta: float, reach: float, noise: np.ndarray, members: np.ndarray) -> float:
+    """ε with as much noise and as few members as the measurements allow for."""
+    scaled, law = noise / plan.noise_std, LAWS[plan.noise_kind]
+    spread = math.sqrt((float(law.stats("k")) + 2) / scaled.size)
+    most = math.sqrt(np.mean(scaled**2) * (1 + stats.norm.isf(FALSE_ALARM) * spread))
+    quiet = replace(plan, noise_multiplier=plan.noise_multiplier * most / max(reach, 1e-12))
+    if plan.sampling != "poisson" or members.all():
+        return guarantee(quiet, delta).epsilon
+    least = stats.beta.ppf(FALSE_ALARM, members.sum(), members.size - members.sum() + 1)
+    return guarantee(replace(quiet, sampling_prob=float(least), batch_limit=None), delta).epsilon
+
+
+def _reach(query: Query, plan: Plan, schema: Schema, seed: int) -> float:
+    """The most that any of `ROWS` rows moves a sum by when it is left out."""
+    bare = replace(_every_row(plan), steps=1, noise_multiplier=0.0)
+    present = np.concatenate([np.ones((1, ROWS)), 1 - np.eye(ROWS)])
+    told = _told(_recorded(query, seed), bare, schema, _made_up(schema, seed, present), seed)
+    gaps = np.linalg.norm(told[1:] - told[:1], plan.norm_order, axis=-1)
+    return float(gaps.max() / plan.clip_norm)
+
+
+def _inexact(query: Query, plan: Plan, schema: Schema, seed: int) -> float:
+    """By how much a sum without clip and noise differs from the sum of what rows answer, in grid units for each row."""
+    free = replace(_every_row(plan), steps=1, noise_multiplier=0.0, clip_norm=1e4 * plan.clip_norm)
+    tables = _made_up(schema, seed, np.ones((1, ROWS)))
+    key = jax.random.key(seed)
+    asked = _recorded(query, seed)
+    told = _told(asked, free, schema, tables, seed)
+    with jax.enable_x64(True):
+        rows = {name: values[0] for name, values in tables.items()}
+        question = asked.ask(asked.chance(key), asked.init(key))
+        values = np.asarray(jax.jit(jax.vmap(lambda row: asked.row_value(question, row)))(rows))
+    whole = np.where(np.isfinite(values).all(1, keepdims=True), values, 0.0).sum(0)
+    return float(np.abs(told[0, 0] - whole).max() / (free.clip_norm / 2**20) / ROWS)
+
+
+def _noise(query: Query, plan: Plan, schema: Schema, seed: int) -> np.ndarray:
+    """Answers when nobody is there: the noise alone, (steps, size)."""
+    alone = _silent(query, plan)
+    return _told(_recorded(query, seed), alone, schema, _made_up(schema, seed, np.zeros((1, 1))), seed)[0]
+
+
+def _silent(query: Query, plan: Plan) -> Plan:
+    return replace(_every_row(plan, 1), steps=-(-DRAWS // query.size))
+
+
+def _of_noise(noise: np.ndarray, plan: Plan) -> dict[str, float]:
+    """z-scores that are normal for noise of the plan's scale and shape, independent from step to step."""
+    scaled, law = noise / plan.noise_std, LAWS[plan.noise_kind]
+    shape = stats.kstest(scaled.ravel()[: 10**5], law.cdf).pvalue
+    found = {
+        "variance": (np.mean(scaled**2) - 1) * math.sqrt(scaled.size / (float(law.stats("k")) + 2)),
+        "mean": scaled.mean() * math.sqrt(scaled.size),
+        "one step and the next": (scaled[1:] * scaled[:-1]).sum() / math.sqrt(scaled[1:].size),
+        "one coordinate and the next": (scaled[:, 1:] * scaled[:, :-1]).sum() / math.sqrt(max(scaled[:, 1:].size, 1)),
+        "shape": stats.norm.isf(max(shape, 1e-300) / 2),
+    }
+    return {name: float(z) for name, z in found.items()}
+
+
+def _members(plan: Plan, seed: int) -> np.ndarray:
+    """Who took part in which step, (steps, members): each row answers with a coordinate of its own."""
+    schema = Schema((Numeric("who", 0, MEMBERS),))
+    plan = replace(_every_row(plan, MEMBERS), sampling_prob=_rate(plan), sampling=plan.sampling)
+    plan = replace(plan, steps=ROUNDS, noise_multiplier=0.0, clip_norm=1.0)
+    query = Query(
+        init=lambda key: jnp.zeros(MEMBERS),
+        ask=lambda chance, state: state,
+        row_value=lambda question, row: question + (jnp.arange(MEMBERS) == row["who"]),
+        update=lambda state, question, answer: (state, _point(answer)),
+        last=lambda state: state,
+        size=MEMBERS,
+        columns=("who",),
+        settings={},
+    )
+    return _told(query, plan, schema, {"who": np.arange(MEMBERS, dtype=float)[None]}, seed)[0] > 0.5
+
+
+def _of_members(members: np.ndarray, plan: Plan) -> dict[str, float]:
+    """z-scores of how often rows take part, alone, in pairs and in consecutive steps."""
+    rate = _rate(plan)
+    if rate == 1:
+        return {"rate": 0.0 if members.all() else math.inf}
+    scaled = (members - rate) / math.sqrt(rate * (1 - rate))
+    pairs = scaled[:, 1:] * scaled[:, :-1]
+    found = {"one step and the next": (scaled[1:] * scaled[:-1]).sum() / math.sqrt(scaled[1:].size)}
+    if plan.sampling == "poisson":  # of one row a step, pairs exclude each other
+        found["one row and the next"] = pairs.sum() / math.sqrt(pairs.size)
+        found["rate"] = scaled.sum() / math.sqrt(scaled.size)
+    else:
+        found["rows in a step"] = 0.0 if (members.sum(1) == 1).all() else math.inf
+    return found
+
+
+def _rate(plan: Plan) -> float:
+    return plan.sampling_prob if plan.sampling == "poisson" else 1 / MEMBERS
+
+
+def _every_row(plan: Plan, num_rows: int = ROWS) -> Plan:
+    """The plan for a small table of which every row takes part."""
+    return replace(plan, num_rows=num_rows, sampling_prob=1.0, batch_limit=None, sampling="poisson")
+
+
+def _recorded(query: Query, seed: int) -> Query:
+    """The same question again and again, of rows that may be absent; what is told is the answer itself."""
+    key = jax.random.key(seed)
+
+    def row_value(question, row):
+        value = query.row_value(question, {name: row[name] for name in query.columns})
+        return jnp.where(row[PRESENT] > 0, value, jnp.zeros_like(value))
+
+    return query._replace(
+        init=lambda _: query.init(key),
+        chance=lambda _: query.chance(key),
+        row_value=row_value,
+        update=lambda state, question, answer: (state, _point(answer)),
+        columns=(*query.columns, PRESENT),
+        settings={},
+    )
+
+
+def _louder(query: Query) -> Query:
+    return query._replace(row_value=lambda question, row: LOUD * query.row_value(question, row))
+
+
+def _point(answer) -> Point:
+    return Point(answer, answer, answer, jnp.ones_like(answer))
+
+
+def _made_up(schema: Schema, seed: int, present: np.ndarray) -> dict[str, np.ndarray]:
+    """The same random rows in every table (tables, rows), present or not."""
+    rows = schema.sample(np.random.default_rng(seed), present.shape[1])
+    return {name: np.tile(values, (len(present), 1)) for name, values in rows.items()} | {PRESENT: present}
+
+
+def _told(query: Query, plan: Plan, schema: Schema, tables: dict[str, np.ndarray], seed: int) -> np.ndarray:
+    """The answers of a run on these tables, shape (tables, steps, size)."""
+    added = Schema((*schema.columns, Numeric(PRESENT, 0, 1))) if PRESENT in tables else schema
+    release = study.fit_tables(seed, added, plan, query, tables, keep="trace")
+    assert release.trace is not None
+    return np.asarray(release.trace.y)
