@@ -190,6 +190,14 @@ def test_a_stream_that_forgot_its_key_draws_nothing():
         stream.normals(1, (2,))
 
 
+def test_a_secure_stream_serves_one_run():
+    stream = secure()
+    first = released(None, noise=stream)
+    assert first.noise == "secure"
+    with pytest.raises(ValueError, match="every run needs a stream of its own"):
+        released(None, noise=stream)
+
+
 FITS = """
 import pickle, sys
 from pathlib import Path

@@ -107,11 +107,13 @@ class Checkpoint:
         if not hmac.compare_digest(str(self._saved["rows"]), self._told["rows"]):
             raise CheckpointError(f"{self.folder} is of another table: noise that is used for two protects neither")
         done, tree = int(self._saved["done"]), jax.tree.structure(state)
-        leaves = [self._saved[f"state_{number}"] for number in range(tree.num_leaves)]
+        leaves = [self._saved[name] for name in sorted(self._saved) if name.startswith("state_")]
+        if len(leaves) != tree.num_leaves:
+            raise CheckpointError(f"{self.folder} is no checkpoint of this query: give another")
         told = [_read(self.folder / _name(block)) for block in range(done)]
         return done, jax.tree.unflatten(tree, leaves), [[block[name] for name in sorted(block)] for block in told]
 
-    def save(self, noise: Noise, done: int, state: Any, told: Leaves | None = None) -> None:
+    def save(self, noise: Noise, done: int, state: Any, told: Any = None) -> None:
         """What the last of `done` blocks told, and then that it is done: a kill in between repeats the block."""
         if self.folder is None:
             return
@@ -122,11 +124,13 @@ class Checkpoint:
             for name, text in self._notes.items():
                 (place / name).write_text(text + "\n")
         if told is not None:
-            _write(place / _name(done - 1), {f"part_{number:02}": part for number, part in enumerate(told)})
-        leaves = {f"state_{number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
+            _write(place / _name(done - 1), _numbered("part", told))
         key = np.frombuffer(bytes(noise._key), np.uint8)
         facts = {"run": self.run, "kind": noise.kind, "done": done, **self._told}
-        _write(place / SECRET, {"key": key, **{n: np.array(value) for n, value in facts.items()}, **leaves})
+        _write(
+            place / SECRET,
+            {"key": key, **{n: np.array(value) for n, value in facts.items()}, **_numbered("state", state)},
+        )
         if new:
             os.replace(place, self.folder)
 
@@ -139,6 +143,11 @@ def _tag(noise: Noise, rows: Rows) -> str:
         tag.update(f"{name}\0{column.dtype}\0{column.shape}\0".encode())
         tag.update(np.ascontiguousarray(column).data)
     return tag.hexdigest()
+
+
+def _numbered(name: str, tree: Any) -> dict[str, np.ndarray]:
+    """The arrays of a tree, under names whose order is theirs."""
+    return {f"{name}_{number:04}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(tree))}
 
 
 def _name(block: int) -> str:

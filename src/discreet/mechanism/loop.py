@@ -74,13 +74,14 @@ def run(
             outputs = [_output(keep, leaves) for leaves in told]
             checkpoint.save(noise, done, state)
             checkpoint.charge(plan)
+        noise.claim()
         for index in progress(range(done, len(lengths))):
             draws = _draw(noise, plan, query, rows, index, lengths[index], keys)
             jax.block_until_ready(state)  # noise for this block was made while the last one ran; go no further ahead
             state, block, kept = compiled(scales, state, columns, draws)
             outputs.append((block, kept))
             if checkpoint is not None:
-                checkpoint.save(noise, index + 1, state, [np.asarray(leaf) for leaf in jax.tree.leaves((block, kept))])
+                checkpoint.save(noise, index + 1, state, (block, kept))
         return _collect(noise, plan, query, state, outputs, 0 if rows.replicas is None else 1)
 
 

@@ -22,15 +22,21 @@ class Noise:
     `kind` is "secure" or "simulated". The key is never shown.
     """
 
-    __slots__ = ("_key", "kind")
+    __slots__ = ("_key", "_used", "kind")
     kind: Literal["secure", "simulated"]
 
     def __init__(self, key: bytes, kind: Literal["secure", "simulated"]):
         """Use `secure()` or `simulated(seed)` instead."""
-        self._key, self.kind = bytearray(key), kind
+        self._key, self.kind, self._used = bytearray(key), kind, False
 
     def __repr__(self) -> str:
         return f"Noise({self.kind})"
+
+    def claim(self) -> None:
+        """Refuse a second run with a secure stream: the same noise in two releases protects neither."""
+        if self._used and self.kind == "secure":
+            raise ValueError("this secure stream has served a run: every run needs a stream of its own, secure()")
+        self._used = True
 
     def forget(self) -> None:
         """Overwrite the key: what was drawn cannot be drawn again. Python may have moved copies of it before."""
