@@ -27,6 +27,12 @@ app = typer.Typer(
 )
 _out, _err = Console(), Console(stderr=True)
 INTERRUPTED, ASKED = 130, "asked.json"
+_JSON = Annotated[bool, typer.Option("--json", help="print JSON")]
+_METHOD = Annotated[str, typer.Option(help="dpvi, or sep: expectation propagation")]
+_COVARIATES = Annotated[str | None, typer.Option(help="comma-separated; all other columns if not given")]
+_FAMILY = Annotated[str, typer.Option(help="gaussian, logistic, probit or poisson")]
+_OUTCOME = Annotated[str, typer.Option(help="the column to explain")]
+_SCHEMA = Annotated[Path, typer.Option(help="the schema, a TOML file")]
 
 
 def main() -> NoReturn:
@@ -85,7 +91,7 @@ def account(
     sampling: Annotated[float, typer.Option(help="probability that a row takes part in a step")],
     steps: Annotated[int, typer.Option(help="number of steps")],
     rows: Annotated[int | None, typer.Option(help="number of rows; charges the batch limit of a run")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: _JSON = False,
 ):
     """Print the noise multiplier σ that meets a budget, and the attack risk that is left."""
     from dataclasses import replace
@@ -109,20 +115,20 @@ def account(
 @app.command()
 def fit(
     table: Annotated[Path, typer.Argument(help="a CSV or Parquet file")],
-    schema: Annotated[Path, typer.Option(help="the schema, a TOML file")],
-    outcome: Annotated[str, typer.Option(help="the column to explain")],
-    family: Annotated[str, typer.Option(help="gaussian, logistic, probit or poisson")],
+    schema: _SCHEMA,
+    outcome: _OUTCOME,
+    family: _FAMILY,
     epsilon: Annotated[float, typer.Option(help="privacy budget ε")],
     delta: Annotated[float, typer.Option(help="privacy budget δ, well below one over the number of rows")],
     out: Annotated[Path, typer.Option(help="folder for the results; must not exist")],
-    covariates: Annotated[str | None, typer.Option(help="comma-separated; all other columns if not given")] = None,
-    method: Annotated[str, typer.Option(help="dpvi, or sep: expectation propagation")] = "dpvi",
+    covariates: _COVARIATES = None,
+    method: _METHOD = "dpvi",
     reading: Annotated[str, typer.Option(help="noise-aware, iterate average or last iterate")] = "noise-aware",
     solver: Annotated[str | None, typer.Option(help="full, exact, nuts or laplace; chosen if not given")] = None,
     ledger: Annotated[Path | None, typer.Option(help="the ledger that keeps the data set's budget")] = None,
     dataset: Annotated[str | None, typer.Option(help="the data set's name in the ledger")] = None,
     simulate: Annotated[int | None, typer.Option(help="a seed: a rehearsal with known noise, NOT private")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: _JSON = False,
 ):
     """Fit a regression with differential privacy and write the posterior, the release and a report to OUT.
 
@@ -145,7 +151,7 @@ def fit(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="the checkpoint that a run has left: OUT.checkpoint")],
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: _JSON = False,
 ):
     """Go on with a fit that was cut short: the same noise, the same charge, the same results as if nothing had been."""
     try:
@@ -200,15 +206,15 @@ def _checkpoint_of(out: Path) -> Path:
 
 @app.command()
 def audit(
-    schema: Annotated[Path, typer.Option(help="the schema, a TOML file")],
-    outcome: Annotated[str, typer.Option(help="the column to explain")],
-    family: Annotated[str, typer.Option(help="gaussian, logistic, probit or poisson")],
+    schema: _SCHEMA,
+    outcome: _OUTCOME,
+    family: _FAMILY,
     epsilon: Annotated[float, typer.Option(help="privacy budget ε")],
     delta: Annotated[float, typer.Option(help="privacy budget δ")],
     rows: Annotated[int, typer.Option(help="number of rows of the table that will be asked")],
-    covariates: Annotated[str | None, typer.Option(help="comma-separated; all other columns if not given")] = None,
-    method: Annotated[str, typer.Option(help="dpvi, or sep: expectation propagation")] = "dpvi",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    covariates: _COVARIATES = None,
+    method: _METHOD = "dpvi",
+    as_json: _JSON = False,
 ):
     """Test the claim of a fit on made-up rows: what a row can move, the noise, the sampling, and the least ε there is.
 
@@ -217,15 +223,13 @@ def audit(
     from discreet.audit import audit as run_audit
     from discreet.families.glm import glm
     from discreet.fitting import question
-    from discreet.planner import METHODS
+    from discreet.planner import of_method
     from discreet.schema import Schema
 
     declared = Schema.load(schema)
     model = glm(family, outcome, _covariates(covariates, outcome, declared), declared)
     declared = declared.select(model.columns)
-    if method not in METHODS:
-        raise ValueError(f"method={method!r} must be one of {', '.join(METHODS)}")
-    choice = METHODS[method](model, declared, rows, epsilon, delta)
+    choice = of_method(method)(model, declared, rows, epsilon, delta)
     found = run_audit(question(model, declared, choice), choice.plan, declared, delta)
     if as_json:
         checks = [{**check._asdict(), "holds": check.holds} for check in found.checks]
@@ -282,7 +286,7 @@ def ledger_init(
 
 
 @ledgers.command("show")
-def ledger_show(path: _LEDGER, as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False):
+def ledger_show(path: _LEDGER, as_json: _JSON = False):
     """Print what each data set may spend and has spent."""
     from discreet.ledger import accounts
 

@@ -58,11 +58,9 @@ def fit(
     if account is not None and checkpoint is not None:
         raise ValueError("give the account to the checkpoint: it is charged once for a run, however often that goes on")
     if choice is None:
-        planned = method or "dpvi"
-        if planned not in planner.METHODS:
-            raise ValueError(f"method={method!r} must be one of {', '.join(planner.METHODS)}")
-        check_reading(reading, options, SITES if planned == "sep" else "mean-field")
-        choice = planner.METHODS[planned](model, rows.schema, rows.num_rows, epsilon, delta)
+        choose = planner.of_method(method or "dpvi")
+        check_reading(reading, options, SITES if method == "sep" else "mean-field")
+        choice = choose(model, rows.schema, rows.num_rows, epsilon, delta)
     elif method is not None:
         raise ValueError(f"method={method!r} and a choice, which has its own method: leave one of them out")
     check_reading(reading, options, choice.family)

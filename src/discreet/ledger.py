@@ -67,7 +67,7 @@ class Account:
 
     def __init__(self, path: Path, name: str):
         self.path, self.name = path, name
-        with _reading(path) as db:
+        with _opened(path) as db:
             found = db.execute(
                 "select epsilon, delta, relation, num_rows, adaptive from accounts where name = ?", (name,)
             ).fetchone()
@@ -84,7 +84,7 @@ class Account:
 
     def entries(self) -> list[Entry]:
         """All charges, oldest first."""
-        with _reading(self.path) as db:
+        with _opened(self.path) as db:
             return _entries(db, self.name)
 
     def spent(self) -> float:
@@ -163,7 +163,7 @@ def open_account(path: str | Path, name: str, budget: Budget) -> Account:
 
 def accounts(path: str | Path) -> list[Account]:
     """All accounts of a ledger, by name."""
-    with _reading(Path(path)) as db:
+    with _opened(Path(path)) as db:
         names = [row[0] for row in db.execute("select name from accounts order by name")]
     return [Account(Path(path), name) for name in names]
 
@@ -198,18 +198,8 @@ def _now() -> str:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    if not path.is_file():
-        raise LedgerError(f"there is no ledger at {path}: start one with discreet ledger init")
-    with _opened(path) as db:
-        yield db
-
-
-@contextmanager
 def _writing(path: Path, new: bool = False) -> Iterator[sqlite3.Connection]:
     """One transaction that holds the write lock from its first statement; all or nothing."""
-    if not new and not path.is_file():
-        raise LedgerError(f"there is no ledger at {path}: start one with discreet ledger init")
     with _opened(path, new) as db:
         db.execute("begin immediate")
         try:
@@ -223,6 +213,8 @@ def _writing(path: Path, new: bool = False) -> Iterator[sqlite3.Connection]:
 @contextmanager
 def _opened(path: Path, new: bool = False) -> Iterator[sqlite3.Connection]:
     """A connection of its own for each use: none is ever shared between threads or processes."""
+    if not new and not path.is_file():
+        raise LedgerError(f"there is no ledger at {path}: start one with discreet ledger init")
     try:
         with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as db:
             if new:

@@ -123,6 +123,13 @@ METHODS: dict[str, Callable[[Model, Schema, int, float, float], Choice]] = {"dpv
 """By the name of a method, what makes its public choices."""
 
 
+def of_method(name: str) -> Callable[[Model, Schema, int, float, float], Choice]:
+    """What makes the public choices of the method of this name."""
+    if name not in METHODS:
+        raise ValueError(f"method={name!r} must be one of {', '.join(METHODS)}")
+    return METHODS[name]
+
+
 def _plan(schema: Schema, num_rows: int, steps: int, epsilon: float, delta: float) -> Plan:
     rate = min(SAMPLING_PROB, BATCH / num_rows) if num_rows > 1 else 1.0
     limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, rate)

@@ -94,9 +94,9 @@ class Checkpoint:
 
     def restore(self, noise: Noise, facts: dict, rows: Rows, state: Any) -> tuple[int, Any, list[Leaves]]:
         """How many blocks are done, the state after them, and what each of them told; of a new run: none."""
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
         if self.folder is None:
             return 0, state, []
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
         self._told = {"digest": digest, "rows": _tag(noise, rows)}
         if self._saved is None:
             return 0, state, []

@@ -66,6 +66,7 @@ def run(
         columns = jax.tree.map(jax.numpy.asarray, rows._columns)
         start, keys = _public_keys(noise, rows.replicas)
         state = query.init(start) if rows.replicas is None else jax.vmap(query.init)(start)
+        noise.claim()
         outputs, done = [], 0
         lengths = block_lengths(plan, rows, entries)
         if checkpoint is not None:
@@ -74,7 +75,6 @@ def run(
             outputs = [_output(keep, leaves) for leaves in told]
             checkpoint.save(noise, done, state)
             checkpoint.charge(plan)
-        noise.claim()
         for index in progress(range(done, len(lengths))):
             draws = _draw(noise, plan, query, rows, index, lengths[index], keys)
             jax.block_until_ready(state)  # noise for this block was made while the last one ran; go no further ahead
