@@ -181,6 +181,22 @@ def test_a_failure_after_the_run_keeps_the_checkpoint_and_what_it_told(tmp_path)
     assert [entry.state for entry in account.entries()] == ["committed"]
 
 
+def test_a_kill_while_the_folder_is_removed_leaves_none_by_its_name(tmp_path, monkeypatch):
+    def removed_in_part(folder, **_):
+        next(iter(folder.iterdir())).unlink()
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", removed_in_part)
+        with pytest.raises(Cut):
+            released(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert not list(tmp_path.glob(f".run.*/{SECRET}"))
+    released(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_stream_that_forgot_its_key_draws_nothing():
     stream = secure()
     stream.normals(0, (2,))

@@ -5,6 +5,7 @@ state: nothing is ever drawn twice, and nothing is drawn anew. The key can undo 
 its owner can read, and is removed with the folder when the run is over.
 """
 
+import glob
 import hashlib
 import hmac
 import json
@@ -54,6 +55,7 @@ class Checkpoint:
     def __init__(self, folder: str | Path | None = None, account: Charged | None = None, purpose: str = "", notes=None):
         self.folder, self.account, self.purpose = None if folder is None else Path(folder), account, purpose
         self._notes: dict[str, str] = notes or {}
+        self._sweep()
         self._saved = _read(self.folder / SECRET) if self.folder and os.path.lexists(self.folder) else None
         if self._saved is not None and FIELDS - set(self._saved):
             raise CheckpointError(f"{self.folder} is no checkpoint: its {SECRET} is of something else; give another")
@@ -73,8 +75,16 @@ class Checkpoint:
         """Commit the entry, then remove the folder: the run is over, and what it told is kept elsewhere."""
         if self.account is not None:
             self.account.commit(self.run)
+        if self.folder is not None and self.folder.exists():
+            os.replace(self.folder, self.folder.with_name(f".{self.folder.name}.{self.run}.over"))
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what finished runs left: under its own name a folder is whole or not there, also after a kill."""
         if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            for remains in self.folder.parent.glob(f".{glob.escape(self.folder.name)}.*.over"):
+                (remains / SECRET).unlink(missing_ok=True)
+                shutil.rmtree(remains, ignore_errors=True)
 
     def noise(self, fresh: Noise) -> Noise:
         """The stream of the run that was cut short, or the `fresh` one."""
