@@ -75,7 +75,7 @@ def test_what_was_charged_is_there_for_whoever_opens_it_next(account):
     ("budget", "plan", "message"),
     [
         (Budget(9.0, DELTA, num_rows=51), PLAN, "num_rows=50 must be 51, as 'people' was declared"),
-        (Budget(9.0, DELTA, "replace-one"), PLAN, "is kept under replace-one; this plan is zero-out"),
+        (Budget(9.0, DELTA, "replace-one"), PLAN, "kept for relation 'replace-one', and this plan is for 'zero-out'"),
         (Budget(9.0, DELTA), replace(PLAN, noise_multiplier=0.0), "would have spent ε = inf of 9"),
         (Budget(9.0, DELTA, adaptive=True), replace(PLAN, sampling_prob=0.5, batch_limit=40), "truncated"),
     ],

@@ -64,7 +64,7 @@ def test_truncated_batches_with_laplace_noise_are_refused_with_a_remedy():
 
 def test_a_plan_written_before_there_were_kinds_is_gaussian():
     written = PLAN.to_dict()
-    del written["noise_kind"], written["sampling"]
+    del written["noise_kind"], written["sampling"], written["unit"]
     assert Plan(**written) == PLAN
     assert Plan(*written.values()) == PLAN
 

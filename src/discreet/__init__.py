@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from discreet.posterior.reading import Options, naive_posterior, read
     from discreet.posterior.types import Posterior
     from discreet.release import Release
-    from discreet.schema import Categorical, Numeric, Schema
+    from discreet.schema import Categorical, Numeric, Schema, Unit
 
 _HOMES = {
     "Account": "ledger",
@@ -39,6 +39,7 @@ _HOMES = {
     "Release": "release",
     "Rows": "fitting",
     "Schema": "schema",
+    "Unit": "schema",
     "calibrate": "accounting",
     "choose": "planner",
     "encode": "fitting",
@@ -66,6 +67,7 @@ __all__ = [
     "Release",
     "Rows",
     "Schema",
+    "Unit",
     "calibrate",
     "choose",
     "encode",

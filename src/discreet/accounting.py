@@ -29,7 +29,8 @@ class Guarantee:
     """What a release promises: (ε, δ)-differential privacy under `relation`, if its noise is secure.
 
     Zero-out: one row's contribution is replaced by nothing; the number of rows is public. `advantage` bounds
-    true − false positives of any membership attack on a row, `tpr_at_fpr_01` its true positives at 1 % false.
+    true − false positives of any membership attack on a row, `tpr_at_fpr_01` its true positives at 1 % false. With a
+    `unit` other than "row", read all rows of one such unit for a row.
 
     >>> promise = Guarantee(0.99994, 1e-5, "PLD", "dp-accounting 0.6.0", "...", 0.1065, 0.0195)
     >>> print(promise)
@@ -48,6 +49,7 @@ class Guarantee:
     tpr_at_fpr_01: float
     noise: Noise = "unstated"
     relation: str = "zero-out"
+    unit: str = "row"
 
     def __post_init__(self):
         require(self.epsilon >= 0, "epsilon", self.epsilon, "be ≥ 0, or inf for no guarantee")
@@ -75,8 +77,9 @@ class Guarantee:
             return f"NOT PRIVATE: ε = ∞ at δ = {_up(self.delta, 3):.3g}; {self.event}"
         warning = "NOT PRIVATE: simulated noise; with secure noise " if self.noise == "simulated" else ""
         gain = f"{_up(self.advantage, 3):.3g}".removeprefix("0")
+        whom = "" if self.unit == "row" else f" of all rows of one {self.unit}"
         return (
-            f"{warning}(ε = {_up(self.epsilon, 4):.4g}, δ = {_up(self.delta, 3):.3g}), {self.relation}, "
+            f"{warning}(ε = {_up(self.epsilon, 4):.4g}, δ = {_up(self.delta, 3):.3g}), {self.relation}{whom}, "
             f"{self.accountant}; a membership attacker gains at most {gain} over guessing "
             f"({_up(100 * self.tpr_at_fpr_01, 2):.1f} % true positives at 1 % false)"
         )
@@ -127,7 +130,8 @@ def guarantee(plan: Phases, delta: float, noise: Noise = "unstated") -> Guarante
     """
     require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
     key = ("guarantee", _priced(plan), float(delta))
-    return replace(_remembered(key, Guarantee.from_dict, lambda: _evaluate(*key[1:])), noise=noise)
+    found = _remembered(key, Guarantee.from_dict, lambda: _evaluate(*key[1:]))
+    return replace(found, noise=noise, unit=phases(plan)[0].unit)
 
 
 def calibrate(plan: Plan, epsilon: float, delta: float) -> Plan:
@@ -199,11 +203,11 @@ def _rdp(priced: Sequence[Plan], orders: Sequence[int] = _ORDERS) -> Any:
 
 def _priced(plan: Phases) -> tuple[Plan, ...]:
     """The phases, bare of what their price does not depend on."""
-    parts = [replace(part, clip_norm=1.0) for part in phases(plan)]
-    require(len(parts) > 0, "plan", plan, "have at least one phase")
-    require(
-        len({part.relation for part in parts}) == 1, "plan", plan, "have phases of one relation: they do not add up"
-    )
+    require(len(phases(plan)) > 0, "plan", plan, "have at least one phase")
+    for name in ("relation", "unit"):
+        several = {getattr(part, name) for part in phases(plan)}
+        require(len(several) == 1, "plan", plan, f"have phases of one {name}: they do not add up")
+    parts = [replace(part, clip_norm=1.0, unit="row") for part in phases(plan)]
     whole = {"num_rows": 1, "batch_limit": None}
     every = [part.sampling == "poisson" and part.batch_limit in (None, part.num_rows) for part in parts]
     return tuple(replace(p, **whole) if all_rows else p for p, all_rows in zip(parts, every, strict=True))

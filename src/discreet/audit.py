@@ -19,7 +19,7 @@ from discreet.accounting import guarantee
 from discreet.evaluate import study
 from discreet.plan import Plan
 from discreet.query import Point, Query
-from discreet.schema import Numeric, Schema
+from discreet.schema import Numeric, Schema, Unit
 
 ROWS, DRAWS, MEMBERS, ROUNDS = 24, 10**6, 16, 40_000
 FALSE_ALARM = 1e-5
@@ -107,7 +107,7 @@ def _inexact(query: Query, plan: Plan, schema: Schema, seed: int) -> float:
     asked = _recorded(query, seed)
     told = _told(asked, free, schema, tables, seed)
     with jax.enable_x64(True):
-        rows = {name: values[0] for name, values in tables.items()}
+        rows = {name: values[0] for name, values in tables.items() if values.ndim > 1}
         question = asked.ask(asked.chance(key), asked.init(key))
         values = np.asarray(jax.jit(jax.vmap(lambda row: asked.row_value(question, row)))(rows))
     whole = np.where(np.isfinite(values).all(1, keepdims=True), values, 0.0).sum(0)
@@ -139,8 +139,12 @@ def _of_noise(noise: np.ndarray, plan: Plan) -> dict[str, float]:
 
 
 def _members(plan: Plan, seed: int) -> np.ndarray:
-    """Who took part in which step, (steps, members): each row answers with a coordinate of its own."""
-    schema = Schema((Numeric("who", 0, MEMBERS),))
+    """Who took part in which step, (steps, members): each answers with a coordinate of its own, in each of its rows."""
+    whom = np.arange(MEMBERS)
+    schema, units = Schema((Numeric("who", 0, MEMBERS),)), {}
+    if plan.unit != "row":
+        whom = whom.repeat(2)
+        schema, units = replace(schema, unit=Unit(plan.unit, most=2, typical=2)), {plan.unit: whom}
     plan = replace(_every_row(plan, MEMBERS), sampling_prob=_rate(plan), sampling=plan.sampling)
     plan = replace(plan, steps=ROUNDS, noise_multiplier=0.0, clip_norm=1.0)
     query = Query(
@@ -153,7 +157,7 @@ def _members(plan: Plan, seed: int) -> np.ndarray:
         columns=("who",),
         settings={},
     )
-    return _told(query, plan, schema, {"who": np.arange(MEMBERS, dtype=float)[None]}, seed)[0] > 0.5
+    return _told(query, plan, schema, {"who": whom.astype(float)[None], **units}, seed)[0] > 0.5
 
 
 def _of_members(members: np.ndarray, plan: Plan) -> dict[str, float]:
@@ -208,14 +212,17 @@ def _point(answer) -> Point:
 
 
 def _made_up(schema: Schema, seed: int, present: np.ndarray) -> dict[str, np.ndarray]:
-    """The same random rows in every table (tables, rows), present or not."""
+    """The same random rows in every table (tables, rows), present or not; units have as many as they can."""
+    most = 1 if schema.unit is None else schema.unit.most
+    present = present.repeat(most, axis=1)
     rows = schema.sample(np.random.default_rng(seed), present.shape[1])
-    return {name: np.tile(values, (len(present), 1)) for name, values in rows.items()} | {PRESENT: present}
+    units = {} if schema.unit is None else {schema.unit.column: np.arange(present.shape[1]) // most}
+    return {name: np.tile(values, (len(present), 1)) for name, values in rows.items()} | {PRESENT: present} | units
 
 
 def _told(query: Query, plan: Plan, schema: Schema, tables: dict[str, np.ndarray], seed: int) -> np.ndarray:
     """The answers of a run on these tables, shape (tables, steps, size)."""
-    added = Schema((*schema.columns, Numeric(PRESENT, 0, 1))) if PRESENT in tables else schema
+    added = replace(schema, columns=(*schema.columns, Numeric(PRESENT, 0, 1))) if PRESENT in tables else schema
     release = study.fit_tables(seed, added, plan, query, tables, keep="trace")
     assert release.trace is not None
     return np.asarray(release.trace.y)

@@ -70,16 +70,17 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 @app.command()
 def schema(
     table: Annotated[Path, typer.Argument(help="a CSV or Parquet file")],
+    unit: Annotated[str | None, typer.Option(help="the column that says whose row it is, if not one each")] = None,
     out: Annotated[Path | None, typer.Option(help="where to write it; standard output if not given")] = None,
 ):
     """Draft a schema of TABLE. Every bound in it is guessed from the data and must be confirmed by you."""
     from discreet.schema import draft
 
     if out is None:
-        typer.echo(draft(table).to_toml().encode(), nl=False)
+        typer.echo(draft(table, unit=unit).to_toml().encode(), nl=False)
         return
     _refuse_unwritable(out)
-    draft(table).save(out)
+    draft(table, unit=unit).save(out)
     advice = "replace each guess by what is known without the data, then delete its `confirmed = false`"
     _say(_err, f"wrote {out}: {advice}")
 
@@ -277,12 +278,13 @@ def ledger_init(
     rows: Annotated[int | None, typer.Option(help="its number of rows; plans for others are refused")] = None,
     relation: Annotated[str, typer.Option(help="zero-out or replace-one")] = "zero-out",
     adaptive: Annotated[bool, typer.Option(help="what was learned may decide how much is spent next")] = False,
+    unit: Annotated[str, typer.Option(help="whom it protects: row, or the unit of the schema")] = "row",
 ):
     """Open an account for a data set, in a new ledger or in one that is there."""
     from discreet.ledger import Budget, open_account
 
-    account = open_account(path, dataset, Budget(epsilon, delta, relation, rows, adaptive))
-    _say(_out, f"{account.name}: ε = {epsilon:g}, δ = {delta:g}, {relation}; nothing spent")
+    account = open_account(path, dataset, Budget(epsilon, delta, relation, rows, adaptive, unit))
+    _say(_out, f"{account.name}: ε = {epsilon:g}, δ = {delta:g} for each {unit}, {relation}; nothing spent")
 
 
 @ledgers.command("show")
@@ -295,11 +297,12 @@ def ledger_show(path: _LEDGER, as_json: _JSON = False):
         facts = [{"name": a.name, **a.budget._asdict(), "spent": spent, "fits": len(e)} for a, spent, e in found]
         typer.echo(json.dumps(facts))
         return
-    table = Table("data set", "spent ε", "of", "δ", "relation", "fits", "not committed")
+    table = Table("data set", "spent ε", "of", "δ", "relation", "for each", "fits", "not committed")
     for account, spent, entries in found:
         budget, unfinished = account.budget, sum(entry.state == "intent" for entry in entries)
         numbers = (f"{spent:.4g}", f"{budget.epsilon:g}", f"{budget.delta:g}")
-        table.add_row(Text(account.name), *numbers, budget.relation, str(len(entries)), str(unfinished))
+        whom = (budget.relation, Text(budget.unit))
+        table.add_row(Text(account.name), *numbers, *whom, str(len(entries)), str(unfinished))
     _out.print(table)
 
 

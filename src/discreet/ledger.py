@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from discreet.accounting import filtered_epsilon, guarantee
 from discreet.plan import SAMPLINGS, Plan, require
 
-APPLICATION, FORMAT, PATIENCE = 0x64697363, 1, 600.0
+APPLICATION, FORMAT, PATIENCE = 0x64697363, 2, 600.0
 _TABLES = """
 create table accounts (
   name text primary key, epsilon real not null, delta real not null, relation text not null,
-  num_rows integer, adaptive integer not null, opened text not null
+  num_rows integer, adaptive integer not null, unit text not null, opened text not null
 );
 create table entries (
   id integer primary key autoincrement, account text not null references accounts (name),
@@ -41,7 +41,8 @@ class Budget(NamedTuple):
 
     With `num_rows` only plans for that many rows are charged: a plan for another table is a mistake. An `adaptive`
     account may let what was learned decide how much is spent next; composing privacy losses does not allow that, and a
-    filter at one Rényi order, fixed when the account is opened, does. It costs a little.
+    filter at one Rényi order, fixed when the account is opened, does. It costs a little. `unit` is whom the budget
+    protects, as `Plan.unit` says: promises to rows and to people do not add up.
     """
 
     epsilon: float
@@ -49,6 +50,7 @@ class Budget(NamedTuple):
     relation: str = "zero-out"
     num_rows: int | None = None
     adaptive: bool = False
+    unit: str = "row"
 
 
 class Entry(NamedTuple):
@@ -69,15 +71,14 @@ class Account:
         self.path, self.name = path, name
         with _opened(path) as db:
             found = db.execute(
-                "select epsilon, delta, relation, num_rows, adaptive from accounts where name = ?", (name,)
+                "select epsilon, delta, relation, num_rows, adaptive, unit from accounts where name = ?", (name,)
             ).fetchone()
             if found is None:
                 known = ", ".join(row[0] for row in db.execute("select name from accounts order by name")) or "none"
                 raise LedgerError(
                     f"{path} has no account {name!r} (it has: {known}): open it with discreet ledger init"
                 )
-        epsilon, delta, relation, num_rows, adaptive = found
-        self.budget = Budget(epsilon, delta, relation, num_rows, bool(adaptive))
+        self.budget = Budget(*found)._replace(adaptive=bool(found[4]))
 
     def __repr__(self) -> str:
         return f"Account({self.name!r} in {self.path})"
@@ -137,8 +138,10 @@ class Account:
     def _check(self, plan: Plan) -> None:
         rows = self.budget.num_rows
         require(rows in (None, plan.num_rows), "num_rows", plan.num_rows, f"be {rows}, as {self.name!r} was declared")
-        if plan.relation != self.budget.relation:
-            raise LedgerError(f"{self.name!r} is kept under {self.budget.relation}; this plan is {plan.relation}")
+        for name in ("relation", "unit"):
+            kept, asked = getattr(self.budget, name), getattr(plan, name)
+            if kept != asked:
+                raise LedgerError(f"{self.name!r} is kept for {name} {kept!r}, and this plan is for {asked!r}")
 
 
 def open_account(path: str | Path, name: str, budget: Budget) -> Account:
@@ -151,13 +154,15 @@ def open_account(path: str | Path, name: str, budget: Budget) -> Account:
     require(budget.relation in relations, "relation", budget.relation, f"be one of {', '.join(relations)}")
     rows = budget.num_rows
     require(rows is None or rows >= 1, "num_rows", rows, "be a whole number ≥ 1")
+    ok = bool(budget.unit.strip()) and budget.unit.isprintable()
+    require(ok, "unit", repr(budget.unit), "be row, or the name of the schema's unit")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
     with _writing(path, new=True) as db:
         if db.execute("select 1 from accounts where name = ?", (name,)).fetchone():
             raise LedgerError(f"{path} has an account {name!r} already: its budget stays as it was declared")
-        row = (name, *budget[:4], int(budget.adaptive), _now())
-        db.execute("insert into accounts values (?, ?, ?, ?, ?, ?, ?)", row)
+        row = (name, *budget[:4], int(budget.adaptive), budget.unit, _now())
+        db.execute(f"insert into accounts values ({', '.join('?' * len(row))})", row)
     return Account(path, name)
 
 

@@ -22,6 +22,9 @@ class Plan:
     With `sampling` = "one row" a step sees exactly one row, drawn at random from all: DP-SEP's own sampler. Nobody can
     be left out of it, only replaced, and that moves an answer by 2 `clip_norm`: the relation is replace-one.
 
+    `unit` says whom all this protects: a row, or everything a person has in a table with several rows for each
+    (`Schema.unit`). Sampling, clipping and `num_rows` then go by unit, and a unit's vector is the sum over its rows.
+
     >>> plan = Plan(num_rows=5000, steps=100, sampling_prob=0.1, clip_norm=2.0, noise_multiplier=37.5)
     >>> plan.noise_scale, plan.noise_std
     (75.0, 75.0)
@@ -38,6 +41,7 @@ class Plan:
     batch_limit: int | None = None
     noise_kind: str = "gaussian"
     sampling: str = "poisson"
+    unit: str = "row"
 
     def __post_init__(self):
         """Refuse what no mechanism can run."""
@@ -76,6 +80,7 @@ class Plan:
             f"be None or num_rows={self.num_rows}: nobody can price truncated batches with {self.noise_kind} noise",
         )
         require(self.sampling in SAMPLINGS, "sampling", self.sampling, f"be one of {', '.join(SAMPLINGS)}")
+        require(isinstance(self.unit, str) and self.unit != "", "unit", repr(self.unit), "be row, or a column's name")
         if self.sampling == "one row":
             alone = math.isclose(self.sampling_prob * self.num_rows, 1)
             require(alone, "sampling_prob", self.sampling_prob, f"be 1/num_rows = {1 / self.num_rows:g} for one row")

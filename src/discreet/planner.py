@@ -21,6 +21,7 @@ STEPS, SAMPLING_PROB, BATCH = 10_000, 0.1, 1000
 CLIPPED_SHARE, TABLES_HELD, BIAS_WEIGHT = 0.01, 0.8, 4.0
 SCALE_SHARE, WANDER, CLOSING = 0.5, 2.0, 0.1
 MOST_VARIED = 1e6
+UNIT_SEED = 4
 SITE_STEPS, SITE_CLOSING, SITE_POWER, SITE_FLOOR, SITES_HELD = 2000, 0.03, 3.0, 2.0, 0.995
 
 
@@ -45,7 +46,7 @@ class Choice(NamedTuple):
 
 
 class PriorRows(NamedTuple):
-    """What rows look like before any data is seen: prior draws z, and each simulated row's gradient in z."""
+    """What rows look like before any data is seen: prior draws z, simulated rows, and each row's or unit's gradient."""
 
     z: np.ndarray
     rows: dict[str, np.ndarray]
@@ -75,7 +76,7 @@ def choose(
     prior_mean, prior_sd, sd = prior.mean, prior.sd, prior.curvature**-0.5
     precondition = _precondition(information, sd, draws)
     plan = _plan(schema, num_rows, steps, epsilon, delta)
-    values = _row_values(model, plan, simulated, sd, precondition, draws)
+    values = _by_unit(schema, _row_values(model, plan, simulated, sd, precondition, draws))
     plan = replace(plan, clip_norm=_clip_norm(plan, values, precondition, prior_sd))
     learning_rate = _learning_rate(plan, simulated, precondition, prior_sd, sd)
     settings = elbo.Settings(
@@ -103,7 +104,7 @@ def choose_sites(
     simulated = simulate_rows(model, schema)
     prior, _ = _known(model, simulated, num_rows)
     plan = _plan(schema, num_rows, steps, epsilon, delta)
-    lengths = np.linalg.norm(_sites(site, simulated, prior), axis=-1)
+    lengths = np.linalg.norm(_by_unit(schema, _sites(site, simulated, prior)), axis=-1)
     clip_norm = np.quantile(np.quantile(lengths, SITES_HELD, axis=1), TABLES_HELD)
     plan = replace(plan, clip_norm=float(f"{clip_norm:.4g}"))
     gamma = SITE_CLOSING * num_rows / plan.sampling_prob
@@ -133,7 +134,16 @@ def of_method(name: str) -> Callable[[Model, Schema, int, float, float], Choice]
 def _plan(schema: Schema, num_rows: int, steps: int, epsilon: float, delta: float) -> Plan:
     rate = min(SAMPLING_PROB, BATCH / num_rows) if num_rows > 1 else 1.0
     limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, rate)
-    return calibrate(Plan(num_rows, steps, rate, 1.0, 1.0, limit), epsilon, delta)
+    unit = "row" if schema.unit is None else schema.unit.column
+    return calibrate(Plan(num_rows, steps, rate, 1.0, 1.0, limit, unit=unit), epsilon, delta)
+
+
+def _by_unit(schema: Schema, values: np.ndarray) -> np.ndarray:
+    """What made-up units answer, from what rows do: (tables, rows, size) → (tables, units, size)."""
+    if schema.unit is None:
+        return values
+    finite = np.where(np.isfinite(values).all(-1, keepdims=True), values, 0.0)
+    return schema.unit.made_up(np.random.default_rng(UNIT_SEED), values.shape[1]) @ finite
 
 
 def _known(model: Model, simulated: PriorRows, num_rows: int) -> tuple[full.Prior, np.ndarray]:
@@ -176,7 +186,7 @@ def simulate_rows(model: Model, schema: Schema, seed: int = 0) -> PriorRows:
     rows = {name: np.asarray(values) for name, values in rows.items()}
     for name in model.outcome:
         _check_outcome(schema[name], rows[name])
-    return PriorRows(np.asarray(z), rows, np.asarray(gradients))
+    return PriorRows(np.asarray(z), rows, _by_unit(schema, np.asarray(gradients)))
 
 
 def _check_outcome(column: Numeric | Categorical, values: np.ndarray) -> None:

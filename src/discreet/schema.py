@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from discreet.atomic import new_file
-from discreet.table import EXACT, SchemaError, guess, read, to_codes, to_numbers
+from discreet.table import EXACT, SchemaError, guess, read, to_codes, to_numbers, to_units
 
 MOST_CELLS = 4096
 Covariates = Callable[[np.random.Generator, int], Mapping[str, np.ndarray]]
@@ -153,8 +153,51 @@ class Categorical:
 
 
 @dataclass(frozen=True)
+class Unit:
+    """Whom to protect in a table that has several rows for each: all rows with the same value of `column`.
+
+    A unit has 1 to `most` rows, else the table is refused; `typical` is how many to expect on average, for planning
+    alone. Both are declared, and so is the number of units; how many rows there are is as secret as the rows.
+
+    >>> Unit("patient", most=12, typical=3).typical
+    3.0
+    """
+
+    column: str
+    most: int
+    typical: float
+    confirmed: bool = True
+
+    def __post_init__(self):
+        """Refuse what no unit can be."""
+        _check_shared(self.column, confirmed=self.confirmed)
+        most, typical = _plain(self.most), _plain(self.typical)
+        ok = isinstance(most, int) and not isinstance(most, bool) and most >= 1
+        _require(ok, self.column, "most", most, "be a whole number ≥ 1: the most rows that a unit has")
+        _require(_is_finite(typical) and 1 <= typical <= most, self.column, "typical", typical, f"lie in [1, {most}]")
+        _set(self, most=most, typical=float(typical))
+
+    def sizes(self, rng: np.random.Generator, units: int) -> np.ndarray:
+        """Made-up numbers of rows of so many units: `typical` on average."""
+        share = (self.typical - 1) / (self.most - 1) if self.most > 1 else 0.0
+        return 1 + rng.binomial(self.most - 1, share, units)
+
+    def made_up(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """(count, count): how often each of `count` made-up rows is in each of as many made-up units.
+
+        Times what rows answer, this is what units answer.
+        """
+        return rng.multinomial(self.sizes(rng, count), np.full(count, 1 / count)).astype(float)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as it stands in a schema file."""
+        unconfirmed = {} if self.confirmed else {"confirmed": False}
+        return {"column": self.column, "most": self.most, "typical": self.typical, **unconfirmed}
+
+
+@dataclass(frozen=True)
 class Schema:
-    """Public columns, in order.
+    """Public columns, in order, and whom to protect: each row, or each `unit` of several rows.
 
     >>> schema = Schema((Numeric("age", 17, 90), Categorical("smokes", ("no", "yes"))))
     >>> schema.encode({"age": [12.5, 40.0], "smokes": ["yes", "no"], "note": ["never", "read"]})
@@ -162,9 +205,12 @@ class Schema:
     """
 
     columns: tuple[Numeric | Categorical, ...]
+    unit: Unit | None = None
 
     def __post_init__(self):
         """Refuse an empty schema, foreign columns and repeated names."""
+        if self.unit is not None and not isinstance(self.unit, Unit):
+            raise SchemaError(f"unit={self.unit!r} must be a Unit, or None where each row is of another person")
         columns = tuple(self.columns)
         if not columns or not all(isinstance(column, Numeric | Categorical) for column in columns):
             raise SchemaError("columns must be one or more Numeric or Categorical")
@@ -172,6 +218,8 @@ class Schema:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise SchemaError(f"columns {repeated} are declared more than once: keep one of each")
+        if self.unit is not None and self.unit.column in names:
+            raise SchemaError(f"{self.unit.column!r} is the unit: it names people, so leave it out of the columns")
         _set(self, columns=columns)
 
     @property
@@ -187,12 +235,13 @@ class Schema:
 
     def held_as_counts(self, num_rows: int) -> bool:
         """Whether `num_rows` rows are held as one count per cell: a public rule, blind to the rows."""
-        return self.cells is not None and self.cells <= min(MOST_CELLS, num_rows)
+        return self.unit is None and self.cells is not None and self.cells <= min(MOST_CELLS, num_rows)
 
     @property
     def unconfirmed(self) -> tuple[str, ...]:
-        """Names of the columns whose declaration was guessed from the data."""
-        return tuple(column.name for column in self.columns if not column.confirmed)
+        """Names of the columns, and of the unit, whose declaration was guessed from the data."""
+        unit = () if self.unit is None or self.unit.confirmed else (self.unit.column,)
+        return (*(column.name for column in self.columns if not column.confirmed), *unit)
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -203,11 +252,11 @@ class Schema:
         return self.columns[self.names.index(name)]
 
     def select(self, names: Sequence[str]) -> "Schema":
-        """The schema of these columns, in this order."""
-        return Schema(tuple(self[name] for name in names))
+        """The schema of these columns, in this order, for the same unit."""
+        return Schema(tuple(self[name] for name in names), self.unit)
 
     def encode(self, table: Any) -> dict[str, np.ndarray]:
-        """One array per column: float64 within the bounds, or int32 indices into the levels.
+        """One array per column: float64 within the bounds, or int32 indices into the levels; and the unit's number.
 
         `table` is a pandas, polars or Arrow table, a mapping of columns, or the path of a .csv or .parquet
         file; its other columns are never read. Guarantee: every encoded row is one the schema declares.
@@ -219,8 +268,10 @@ class Schema:
                 "the line"
             )
         wanted = {c.name: c.levels if isinstance(c, Categorical) and c.text else None for c in self.columns}
-        columns = read(table, wanted)
-        return {column.name: column.encode(columns[column.name]) for column in self.columns}
+        unit = self.unit
+        columns = read(table, wanted if unit is None else {**wanted, unit.column: ()})
+        encoded = {column.name: column.encode(columns[column.name]) for column in self.columns}
+        return encoded if unit is None else {**encoded, unit.column: _units(unit, columns[unit.column])}
 
     def decode(self, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Encoded columns in the words of the table: indices become levels."""
@@ -232,18 +283,21 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """The schema as plain values, as they stand in a schema file."""
-        return {"columns": {column.name: column.to_dict() for column in self.columns}}
+        unit = {} if self.unit is None else {"unit": self.unit.to_dict()}
+        return {**unit, "columns": {column.name: column.to_dict() for column in self.columns}}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "Schema":
         """The schema that `to_dict` wrote."""
-        if set(values) != {"columns"} or not isinstance(values["columns"], Mapping):
-            raise SchemaError(f"a schema holds tables [columns.NAME] and nothing else, not {sorted(values)}")
-        return Schema(tuple(_column(name, declared) for name, declared in values["columns"].items()))
+        if set(values) - {"unit"} != {"columns"} or not isinstance(values["columns"], Mapping):
+            raise SchemaError(f"a schema holds tables [columns.NAME], one [unit], and nothing else, not {sorted(values)}")
+        unit = _unit(values["unit"]) if "unit" in values else None
+        return Schema(tuple(_column(name, declared) for name, declared in values["columns"].items()), unit)
 
     def to_toml(self) -> str:
         """The text of the schema file."""
-        return "\n".join(_toml(column) for column in self.columns)
+        units = [] if self.unit is None else [_toml("unit", self.unit)]
+        return "\n".join([*units, *(_toml(f"columns.{_toml_key(column.name)}", column) for column in self.columns)])
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the schema as TOML: all of it or nothing."""
@@ -263,8 +317,8 @@ class Schema:
             raise SchemaError(f"{path}: {error}") from None
 
 
-def draft(table: Any, max_levels: int = 30) -> Schema:
-    """A first guess at a schema, every column unconfirmed.
+def draft(table: Any, max_levels: int = 30, unit: str | None = None) -> Schema:
+    """A first guess at a schema, every column unconfirmed; `unit` names the column that says whose row it is.
 
     NOT PUBLIC: its bounds are the smallest and largest value in the private data and its levels are those
     that occur. `encode` refuses it until a person has put what is known without the data in their place.
@@ -272,8 +326,13 @@ def draft(table: Any, max_levels: int = 30) -> Schema:
     >>> draft({"age": [31, 64]}).unconfirmed
     ('age',)
     """
-    guesses = {name: guess(name, column, max_levels) for name, column in read(table).items()}
-    return Schema.from_dict({"columns": {name: {**it, "confirmed": False} for name, it in guesses.items()}})
+    columns = read(table)
+    units: dict[str, Any] = {}
+    if unit is not None:
+        sizes = np.bincount(to_units(unit, read(table, {unit: ()})[unit]))
+        units = {"unit": {"column": unit, "most": int(sizes.max()), "typical": float(sizes.mean()), "confirmed": False}}
+    guesses = {name: guess(name, column, max_levels) for name, column in columns.items() if name != unit}
+    return Schema.from_dict({**units, "columns": {name: {**it, "confirmed": False} for name, it in guesses.items()}})
 
 
 def _column(name: str, declared: Any) -> Numeric | Categorical:
@@ -292,16 +351,37 @@ def _column(name: str, declared: Any) -> Numeric | Categorical:
     return Numeric(name, *bounds, **{key: value for key, value in declared.items() if key != "bounds"})
 
 
+def _unit(declared: Any) -> Unit:
+    """The unit of a [unit] table."""
+    needed, given = {"column", "most", "typical"}, set(declared) if isinstance(declared, Mapping) else set()
+    if not needed <= given <= needed | {"confirmed"}:
+        raise SchemaError(f"[unit] must have column, most and typical, and may have confirmed, not {sorted(given)}")
+    return Unit(**declared)
+
+
+def _units(unit: Unit, column: pa.ChunkedArray) -> np.ndarray:
+    numbers = to_units(unit.column, column)
+    larger = int(np.sum(np.bincount(numbers) > unit.most))
+    if larger:
+        raise SchemaError(
+            f"unit {unit.column!r}: {larger} units have more than most={unit.most} rows: raise most, or drop rows"
+        )
+    return numbers
+
+
 def _shared(column: Numeric | Categorical) -> dict[str, Any]:
     missing = {} if column.missing is None else {"missing": column.missing}
     return missing if column.confirmed else {**missing, "confirmed": False}
 
 
-def _toml(column: Numeric | Categorical) -> str:
-    note = "" if column.confirmed else "# NOT PUBLIC until you confirm it: guessed from the data\n"
-    name = column.name if re.fullmatch(r"[A-Za-z0-9_-]+", column.name) else _toml_value(column.name)
-    lines = [f"{key} = {_toml_value(value)}\n" for key, value in column.to_dict().items()]
-    return f"{note}[columns.{name}]\n{''.join(lines)}"
+def _toml(title: str, declared: Numeric | Categorical | Unit) -> str:
+    note = "" if declared.confirmed else "# NOT PUBLIC until you confirm it: guessed from the data\n"
+    lines = [f"{key} = {_toml_value(value)}\n" for key, value in declared.to_dict().items()]
+    return f"{note}[{title}]\n{''.join(lines)}"
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml_value(name)
 
 
 def _toml_value(value: Any) -> str:

@@ -112,6 +112,21 @@ def to_codes(name: str, column: pa.ChunkedArray, levels: tuple, other: int | Non
     return np.select([absent, undeclared], [np.int32(missing or 0), np.int32(other or 0)], codes)
 
 
+def to_units(name: str, column: pa.ChunkedArray) -> np.ndarray:
+    """Which unit each row belongs to, as int64: units are numbered as they appear.
+
+    >>> to_units("patient", pa.chunked_array([["b", "a", "b"]]))
+    array([0, 1, 0])
+    """
+    held = kind(column)
+    if held not in ("numbers", "booleans", "text", "nothing"):
+        raise SchemaError(f"unit {name!r} holds {held}: convert it to numbers or text")
+    absent = column.is_null(nan_is_null=True).to_numpy()
+    if absent.any():
+        raise SchemaError(f"unit {name!r} is missing in {absent.sum()} rows: name one for each, or drop those rows")
+    return column.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+
+
 def guess(name: str, column: pa.ChunkedArray, max_levels: int) -> dict[str, Any]:
     """Bounds or levels as observed. NOT PUBLIC: they depend on the private values.
 

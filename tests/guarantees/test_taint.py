@@ -1,5 +1,6 @@
 """No output of any mechanism depends on rows except through clip and noise; planted leaks are caught."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 
 from discreet.mechanism import loop, noise
-from discreet.mechanism.clipping import bounded_sum, privatize
+from discreet.mechanism.clipping import bounded_sum, of_unit, privatize
+from discreet.mechanism.rows import store
 from discreet.plan import NORM_ORDERS
-from tests.guarantees.mechanisms import VANILLA, Recipe, every, make
+from discreet.schema import Unit
+from tests.guarantees.mechanisms import SCHEMAS, VANILLA, Recipe, every, make
 from tests.guarantees.taint import BOUNDED, CLIPS, PUBLIC, RAW, SAMPLED, SCALE, SECRET, LeakError, assert_public
 
 STEPS = 4
@@ -44,6 +47,16 @@ def assert_releases_are_public(plan, query, rows):
         args, levels = arguments(plan, query, rows)
         for keep in loop.KEEP:
             assert_public(partial(loop.chunk, query, keep, plan.norm_order), args, levels, STEPS)
+
+
+def test_rows_that_are_summed_by_unit_are_public():
+    plan, query, _ = make("logistic")
+    schema = replace(SCHEMAS["logistic"], unit=Unit("person", 3, 2))
+    people = {"person": np.arange(90) // 3 % plan.num_rows}
+    rows = store(schema, schema.sample(np.random.default_rng(3), 90) | people)
+    assert rows.num_rows == 30
+    by_unit = query._replace(row_value=of_unit(query.row_value, "person"))
+    assert_releases_are_public(replace(plan, num_rows=30, unit="person", batch_limit=None), by_unit, rows)
 
 
 class Scales(NamedTuple):

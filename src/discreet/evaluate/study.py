@@ -85,14 +85,19 @@ def simulate_tables(
     """Truths from the prior (replicas, dim) and encoded tables (replicas, num_rows) from the model at each truth.
 
     `covariates` draws that many rows of encoded columns; without it they are uniform on what the schema declares.
+    Where the schema has a unit, `num_rows` counts units, whose sizes are the same in all tables.
     """
-    flat = (covariates or schema.sample)(np.random.default_rng(seed), replicas * num_rows)
+    rng, units = np.random.default_rng(seed), {}
+    if schema.unit is not None:
+        units = {schema.unit.column: np.repeat(np.arange(num_rows), schema.unit.sizes(rng, num_rows))}
+        num_rows = len(units[schema.unit.column])
+    flat = (covariates or schema.sample)(rng, replicas * num_rows)
     shaped = {name: column.reshape(replicas, num_rows) for name, column in flat.items()}
 
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(seed), replicas)
         truth, tables = jax.jit(jax.vmap(partial(simulate_table, model)))(keys, shaped)
-    return np.asarray(truth), {name: np.asarray(values) for name, values in tables.items()}
+    return np.asarray(truth), {**{name: np.asarray(values) for name, values in tables.items()}, **units}
 
 
 def chosen(release: Release, which: np.ndarray | int) -> Release:

@@ -47,6 +47,16 @@ def bounded_sum(
     return bounded_sum_p.bind(*operands, jaxpr=closed.jaxpr, num_public=num_public, order=order)
 
 
+def of_unit(row_value: Callable[[Any, Mapping[str, Array]], Array], unit: str) -> Callable:
+    """What a unit of rows answers: the sum over the places that hold one. To `bounded_sum` it is a row."""
+
+    def value(question: Any, rows: Mapping[str, Array]) -> Array:
+        values = jax.vmap(lambda row: row_value(question, row))({name: rows[name] for name in rows if name != unit})
+        return jnp.where(rows[unit][:, None] > 0, values, 0.0).sum(0)
+
+    return value
+
+
 def privatize(total: Array, noise: Numbers, noise_scale: Numbers, clip_norm: Numbers) -> Array:
     """A `bounded_sum` total plus `noise_scale` times standard `noise`, back in units of 1.
 

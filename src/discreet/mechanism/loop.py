@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from discreet.mechanism.checkpoint import Checkpoint
-from discreet.mechanism.clipping import bounded_sum, privatize
+from discreet.mechanism.clipping import bounded_sum, of_unit, privatize
 from discreet.mechanism.noise import Noise
 from discreet.mechanism.rows import Rows
 from discreet.mechanism.sampling import Batches, draw_batches
@@ -57,6 +57,8 @@ def run(
     if keep not in KEEP:
         raise ValueError(f"keep={keep!r} must be one of {', '.join(KEEP)}")
     _check(noise, plan, query, rows)
+    if rows.schema.unit is not None:
+        query = query._replace(row_value=of_unit(query.row_value, rows.unit))
     with jax.enable_x64(True):
         one_chunk = partial(chunk, query, keep, plan.norm_order)
         entries = _check_shapes(query, rows)
@@ -125,7 +127,7 @@ def _packed(columns: dict[str, Array]) -> dict[tuple[str, ...], Array]:
 
 def _picked(packed: dict[tuple[str, ...], Array], indices: Array) -> dict[str, Array]:
     rows = {names: columns[indices] for names, columns in packed.items()}
-    return {name: rows[names][:, place] for names in rows for place, name in enumerate(names)}
+    return {name: rows[names][..., place] for names in rows for place, name in enumerate(names)}
 
 
 def block_lengths(plan: Plan, rows: Rows, entries: int) -> list[int]:
@@ -173,7 +175,10 @@ def _collect(noise: Noise, plan: Plan, query: Query, state, outputs, axis: int) 
 
 def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
     if rows.num_rows != plan.num_rows:
-        raise ValueError(f"plan.num_rows={plan.num_rows} but the table has {rows.num_rows} rows: make a new plan")
+        there = f"{rows.num_rows} {rows.unit}s"
+        raise ValueError(f"plan.num_rows={plan.num_rows} but the table has {there}: make a new plan")
+    if rows.unit != plan.unit:
+        raise ValueError(f"plan.unit={plan.unit!r} but the schema protects each {rows.unit!r}: make a new plan")
     if noise.kind == "secure" and plan.noise_multiplier == 0:
         raise ValueError("noise_multiplier=0 adds no noise: calibrate the plan, or use simulated noise for a study")
     if noise.kind == "secure" and rows.replicas is not None:

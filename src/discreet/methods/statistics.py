@@ -40,6 +40,7 @@ def query(
     require(plan.sampling_prob == 1, "sampling_prob", plan.sampling_prob, "be 1: every row takes part in the sum")
     whole = plan.batch_limit in (None, plan.num_rows)
     require(whole, "batch_limit", plan.batch_limit, "be None: every row takes part in the sum")
+    require(plan.unit == "row", "unit", plan.unit, "be row: the number of rows, which the posterior needs, is secret")
     require(size >= 1, "size", size, "be at least 1")
 
     def update(state, question, answer):

@@ -6,6 +6,7 @@ much to the clip as the table's own did, if the model is right.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,8 @@ def clip_bias(
     rows = {name: column.reshape(TABLES, ROWS) for name, column in flat.items()}
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(SEED), TABLES)
-        shift = (_of_sites if release.settings.get("method") == "sep" else _of_gradients)(model, release)
+        of_method = _of_sites if release.settings.get("method") == "sep" else _of_gradients
+        shift = of_method(model, release, partial(_by_unit, schema))
 
         def table(inputs):
             key, z, phi, rows = inputs
@@ -65,7 +67,15 @@ def warnings(found: np.ndarray, names: list[str]) -> list[str]:
     ]
 
 
-def _of_gradients(model: Model, release: Release) -> Callable:
+def _by_unit(schema: Schema, values: Array) -> Array:
+    """What made-up units answer, from what rows do, (rows, size); a row for each unit where there are none."""
+    if schema.unit is None:
+        return values
+    finite = jnp.where(jnp.isfinite(values).all(-1, keepdims=True), values, 0.0)
+    return jnp.asarray(schema.unit.made_up(np.random.default_rng(SEED), ROWS)) @ finite
+
+
+def _of_gradients(model: Model, release: Release, by_unit: Callable[[Array], Array]) -> Callable:
     """(key, z, φ, rows) → how far the clip moves the optimum of rows simulated at z, asked with φ's scales."""
     plan = release.plan
     query = elbo.query(model, plan, elbo.described(release.settings))
@@ -73,16 +83,16 @@ def _of_gradients(model: Model, release: Release) -> Callable:
     def shift(key, z, phi, rows):
         state = query.init(key)._replace(phi=phi.at[: model.dim].set(z))
         question = query.ask(query.chance(key), state)
-        lost = _lost(plan, jax.vmap(lambda row: query.row_value(question, row))(rows))
+        lost = _lost(plan, by_unit(jax.vmap(lambda row: query.row_value(question, row))(rows)))
         whole, clipped = (query.update(state, question, answer)[1].y for answer in (lost, jnp.zeros_like(lost)))
-        slopes = jax.vmap(lambda row: jax.grad(model.log_likelihood)(z, row))(rows)
+        slopes = by_unit(jax.vmap(lambda row: jax.grad(model.log_likelihood)(z, row))(rows))
         curvature = slopes.T @ slopes / ROWS - jax.hessian(model.log_prior)(z) / plan.num_rows
         return jnp.linalg.solve(curvature, (whole - clipped)[: model.dim])
 
     return shift
 
 
-def _of_sites(model: Model, release: Release) -> Callable:
+def _of_sites(model: Model, release: Release, by_unit: Callable[[Array], Array]) -> Callable:
     """The same where rows answer with sites: what the clip takes from η about z moves the mean."""
     plan, site = release.plan, sites.linear(model)
 
@@ -92,7 +102,7 @@ def _of_sites(model: Model, release: Release) -> Callable:
         cov = site.shape.moments(theta)[1]
         around = sites.Cavity(theta, z[None], cov)
         origin = z[None] if release.settings["centred"] else jnp.zeros((1, model.dim))
-        values = jax.vmap(lambda row: site.shape.about(site.of_row(around, row), origin))(rows)
+        values = by_unit(jax.vmap(lambda row: site.shape.about(site.of_row(around, row), origin))(rows))
         lost = site.shape.about(plan.num_rows * _lost(plan, values), z[None] - origin)
         return -cov[0] @ lost[: model.dim]
 

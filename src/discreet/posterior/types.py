@@ -80,7 +80,7 @@ class Posterior:
         covariates = [name for name in self.model.columns if name not in self.model.outcome]
         if not covariates:
             raise ValueError("this model has no covariates to predict from")
-        columns = self.schema.select(covariates).encode(table)
+        columns = Schema(self.schema.select(covariates).columns).encode(table)
         flat = self.z.reshape(-1, self.z.shape[-1])
         thin = flat[:: max(1, len(flat) // PREDICTION_DRAWS)][:PREDICTION_DRAWS]
         with jax.enable_x64(True):

@@ -87,11 +87,12 @@ def page(
     """
     summaries = summaries or {posterior.info["method"]: posterior.summary()}
     plan = posterior.info["plan"]
+    whom = "rows" if posterior.guarantee.unit == "row" else f"units ({posterior.guarantee.unit})"
     reasons = "".join(f"<li>{escape(reason)}</li>" for reason in posterior.info.get("reasons", ()))
     return _PAGE.substitute(
         style=_STYLE,
         title=escape(title),
-        subtitle=escape(f"{plan['num_rows']} rows · {posterior.info['method']}"),
+        subtitle=escape(f"{plan['num_rows']} {whom} · {posterior.info['method']}"),
         banner=_banner(posterior, plan["num_rows"])
         + "".join(_box("warning", text, "") for text in posterior.info.get("warnings", ())),
         line=_paragraph(line),
@@ -113,7 +114,7 @@ def _banner(posterior: Posterior, num_rows: int) -> str:
         text = text if text.startswith("NOT PRIVATE") else f"NOT PRIVATE: {promise.noise} noise; {text}"
         return _box("warning", text, f"Do not hand this page on if the table is secret. {spent}")
     if promise.delta * num_rows >= 1:
-        useless = f"δ = {promise.delta:g} is not below 1/{num_rows}: such a δ lets whole rows be published."
+        useless = f"δ = {promise.delta:g} is not below 1/{num_rows}: such a δ lets a whole {promise.unit} be published."
         return _box("warning", str(promise), f"{useless} {spent}")
     return _box("guarantee", str(promise), spent)
 
