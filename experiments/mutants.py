@@ -147,16 +147,16 @@ def drawn():
 
 def first_failure(mutant, place):
     """The test that fails on this mutant in a copy of the project; None if none does."""
-    target = place / mutant.path.relative_to(ROOT)
-    target.write_text(mutant.text)
-    name = mutant.path.stem
-    own = OWN.get(name, [f"mechanism/test_{name}.py"])
+    own = []
+    if mutant is not None:
+        (place / mutant.path.relative_to(ROOT)).write_text(mutant.text)
+        own = OWN.get(mutant.path.stem, [f"mechanism/test_{mutant.path.stem}.py"])
     cache = place / "cache"
     environment = os.environ | {
         "PYTHONPATH": str(place / "src"), "DISCREET_TEST_CACHE": str(cache), "PYTHONDONTWRITEBYTECODE": "1",
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / "tests" / ".cache" / "compiled"),
     }  # fmt: skip
-    for tests in (own, [part for part in OTHERS if part not in own]):
+    for tests in filter(None, (own, [part for part in OTHERS if part not in own])):
         command = [sys.executable, "-m", "pytest", *ABORT, *(f"tests/{part}" for part in tests)]
         try:
             done = subprocess.run(
@@ -170,20 +170,25 @@ def first_failure(mutant, place):
     return None
 
 
-def judged(number, mutant):
-    began = time.time()
+def first_failure_in_copy(mutant):
+    """The same, with a copy made for it."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         for name in ("src", "tests"):
-            shutil.copytree(COPY / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(COPY / name, place / name)
         shutil.copy(COPY / "pyproject.toml", place)
-        if mutant is not None and mutant.path.stem not in ("plan", "accounting") and (COPY / "cache").is_dir():
+        priced = mutant is not None and mutant.path.stem in ("plan", "accounting")
+        if not priced:  # what a mutant of the accounting is wrong about must not be known already
             shutil.copytree(COPY / "cache", place / "cache")
-        killer = first_failure(mutant, place)
+        return first_failure(mutant, place)
+
+
+def judged(number, mutant):
+    began = time.time()
+    killer = first_failure_in_copy(mutant)
     where = f"{mutant.path.relative_to(PACKAGE)}:{mutant.line}"
-    record = {"mutant": number, "where": where, "change": mutant.change, "killed by": killer, "verdict": None}
     print(f"{number:3} {time.time() - began:5.0f} s  {where:28} {killer or 'SURVIVES: ' + mutant.change}", flush=True)
-    return record
+    return {"mutant": number, "where": where, "change": mutant.change, "killed by": killer, "verdict": None}
 
 
 with tempfile.TemporaryDirectory() as frozen:  # the project as it is now: it may go on changing meanwhile
@@ -192,10 +197,13 @@ with tempfile.TemporaryDirectory() as frozen:  # the project as it is now: it ma
         shutil.copytree(ROOT / part, COPY / part, ignore=shutil.ignore_patterns("__pycache__", ".cache"))
     shutil.copy(ROOT / "pyproject.toml", COPY)
     cached = ROOT / "tests" / ".cache"
-    if cached.is_dir():
-        shutil.copytree(cached, COPY / "cache", ignore=shutil.ignore_patterns("compiled"))
+    cached.mkdir(exist_ok=True)
+    shutil.copytree(cached, COPY / "cache", ignore=shutil.ignore_patterns("compiled"))
     started = time.time()
     mutants, possible = drawn()
+    untouched = first_failure_in_copy(None)
+    if untouched is not None:
+        sys.exit(f"{untouched} fails without any mutant: put that right first")
     records = parallel(judged, list(enumerate(mutants)), "mutants")
 alive = [record for record in records if record["killed by"] is None]
 share = 1 - len(alive) / len(records)

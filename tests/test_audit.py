@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from discreet import audit as module
 from discreet import cli, planner
@@ -13,6 +14,7 @@ from discreet.audit import audit
 from discreet.fitting import question
 from discreet.mechanism import clipping, loop, noise, sampling
 from discreet.plan import Plan
+from discreet.schema import Unit
 from tests import tiny
 
 DELTA = 1e-5
@@ -135,3 +137,77 @@ def test_the_command_prints_the_claim_and_fails_when_it_is_wrong(tmp_path, capsy
     assert not facts["holds"]
     assert facts["lower"] > facts["claimed"]
     assert "contradict the claim" in err
+
+
+# One whole run, with canaries.
+
+
+def one_run_at(epsilon, seed=0, **changes):
+    plan = replace(calibrate(Plan(400, 300, 0.3, 1.0, 0.0, batch_limit=180), epsilon, DELTA), **changes)
+    return module.one_run(asked(), plan, tiny.SCHEMA, DELTA, seed)
+
+
+def test_canaries_in_one_run_show_a_part_of_the_price_and_never_more():
+    """False alarm 10⁻⁵; that something is shown is seen at this seed, and was at each of ten others."""
+    found = one_run_at(10.0)
+    assert found.canaries == 200
+    assert 1.0 < found.lower <= found.claimed
+    assert found.delta == 1e-10
+    assert found.holds
+
+
+def quiet(monkeypatch):
+    less_noise(0.02)(monkeypatch)
+
+
+def forgotten_noise(monkeypatch):
+    monkeypatch.setattr(loop, "privatize", lambda total, noise, scale, clip: total * (clip / clipping.GRID) + 0 * noise)
+
+
+@pytest.mark.parametrize("plant", [quiet, forgotten_noise])
+def test_canaries_show_a_run_that_hides_nobody(plant, monkeypatch):
+    plant(monkeypatch)
+    found = one_run_at(1.0)
+    assert not found.holds
+    assert found.right == found.guesses
+
+
+def test_canaries_are_whole_units():
+    schema = replace(tiny.SCHEMA, unit=Unit("person", 3, 2))
+    plan = replace(calibrate(Plan(400, 200, 0.3, 1.0, 0.0), 10.0, DELTA), unit="person")
+    found = module.one_run(asked(), plan, schema, DELTA)
+    assert 0.5 < found.lower <= found.claimed
+
+
+def test_a_table_too_small_for_canaries_is_refused():
+    with pytest.raises(ValueError, match="num_rows=15 are too few"):
+        module.one_run(asked(), Plan(15, 2, 0.3, 1.0, 3.0), tiny.SCHEMA, DELTA)
+
+
+def test_the_bound_of_one_run_is_that_of_randomised_response():
+    """At δ = 0 it is where Binomial(guesses, e^ε / (1 + e^ε)) has so many right with probability 10⁻⁵; δ lowers it."""
+    exact = module._least_epsilon(1000, 100, 90, 0.0)
+    odds = 1 / (1 + np.exp(-exact))
+    assert stats.binom.sf(89, 100, odds) == pytest.approx(1e-5, rel=1e-6)
+    assert 0 < module._least_epsilon(1000, 100, 90, 1e-8) < exact
+    assert module._least_epsilon(1000, 100, 55, 0.0) == 0.0
+    assert module._least_epsilon(1000, 100, 0, 0.0) == 0.0
+
+
+def test_right_guesses_are_no_more_than_the_bound_allows():
+    """Randomised response at ε = 2 is the worst case: of 2000 runs the bound exceeds 2 in none; 10⁻⁵ are allowed."""
+    rng = np.random.default_rng(3)
+    right = rng.binomial(200, 1 / (1 + np.exp(-2.0)), 2000)
+    assert max(module._least_epsilon(200, 200, int(count), 0.0) for count in set(right)) <= 2.0
+
+
+def test_the_slow_audit_tells_of_its_canaries(tmp_path, monkeypatch, capsys):
+    tiny.SCHEMA.save(tmp_path / "s.toml")
+    monkeypatch.setattr(module, "DRAWS", 10**5)
+    monkeypatch.setitem(planner.METHODS, "dpvi", lambda *_: tiny.choice())
+    options = ["--schema", str(tmp_path / "s.toml"), "--outcome", "ill", "--family", "logistic", "--epsilon", "1"]
+    with pytest.raises(SystemExit) as done:
+        cli.run(["audit", *options, "--delta", "1e-4", "--rows", "300", "--slow"])
+    out = capsys.readouterr().out
+    assert done.value.code == 0, out
+    assert "canaries were right: ε is at least" in out

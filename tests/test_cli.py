@@ -259,6 +259,55 @@ def test_what_is_no_checkpoint_is_not_resumed(here, capsys, what):
     assert_refused(capsys, here, "is not the checkpoint of a fit", "resume", what)
 
 
+def test_tune_states_its_price_before_it_runs_and_writes_the_best_trial(here, capsys):
+    call(capsys, "ledger", "init", "l.db", "people", **{"--epsilon": "2", "--delta": "1e-4"})
+    paid = {"--ledger": "l.db", "--dataset": "people", "--trials": "1.5", "--clip": "0.5,1"}
+    code, out, err = call(capsys, "tune", "t.csv", **FIT | paid)
+    assert code == 0
+    assert "before it runs: 1.5 trials on average, of 2 candidates" in err
+    assert "chosen: clip norm × " in err
+    assert "δ = 0.0001), zero-out, RDP" in out
+    saved = Posterior.load("out/posterior.nc")
+    assert 0.99 < saved.guarantee.epsilon <= 1
+    assert saved.guarantee.private
+    assert "the best of 1.5 trials" in saved.guarantee.event
+    assert "the best of 1.5 trials" in Path("out/report.html").read_text(encoding="utf-8")
+    (entry,) = Account(here / "l.db", "people").entries()
+    assert entry.state == "committed"
+    _, out, _ = call(capsys, "ledger", "history", "l.db", "people")
+    assert "search over clip norm × 0.5, clip norm × 1" in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"--clip": "1"}, "a search needs two or more"),
+        ({"--clip": "1,x"}, "clip='1,x' must be numbers"),
+        ({"--clip": "1,1"}, "must be distinct positive numbers"),
+        ({"--trials": "1"}, "mean_trials=1.0 must exceed 1"),
+        ({"--law": "fixed"}, "law=fixed must be one of"),
+        ({"--ledger": "nowhere.db", "--dataset": "x"}, "there is no ledger"),
+        ({"--ledger": "nowhere.db"}, "--ledger and --dataset go together"),
+    ],
+)
+def test_tune_refuses_before_any_row_is_asked(here, capsys, monkeypatch, changes, reason):
+    monkeypatch.setattr(loop, "run", lambda *_, **__: pytest.fail("asked"))
+    assert_refused(capsys, here, reason, "tune", "t.csv", **FIT | changes)
+
+
+def test_a_schema_with_a_unit_is_drafted_and_fitted_by_unit(here, capsys):
+    rows = [(*row, number // 2) for number, row in enumerate(zip(*tiny.table().values(), strict=True))]
+    write("visits.csv", rows, ("age", "sex", "ill", "person"))
+    code, out, _ = call(capsys, "schema", "visits.csv", **{"--unit": "person"})
+    assert code == 0
+    assert '[unit]\ncolumn = "person"\nmost = 2\ntypical = 2.0\nconfirmed = false' in out
+    Path("units.toml").write_text(SCHEMA + '[unit]\ncolumn = "person"\nmost = 2\ntypical = 2\n')
+    assert_refused(
+        capsys, here, "plan.num_rows=300 but the table has 150 persons", "fit", "visits.csv",
+        **FIT | {"--schema": "units.toml"},
+    )  # fmt: skip
+
+
 def test_a_ledger_is_opened_shown_and_exported(here, capsys):
     budget = {"--epsilon": "2", "--delta": "1e-5"}
     code, out, err = call(capsys, "ledger", "init", "l.db", "people", **budget)

@@ -220,7 +220,7 @@ def test_without_noise_nothing_is_called_private(tmp_path):
 class Unread:
     """Rows whose number is public and whose values cannot be had."""
 
-    num_rows, schema, replicas = tiny.NUM_ROWS, tiny.SCHEMA, None
+    num_rows, schema, unit, replicas = tiny.NUM_ROWS, tiny.SCHEMA, "row", None
 
     def __getattr__(self, name):
         pytest.fail(f"{name} was read")

@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from discreet.atomic import cache_folder, new_file
-from discreet.plan import Plan, phases, require
+from discreet.plan import TRIAL_LAWS, Plan, Search, phases, require
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -85,8 +86,8 @@ class Guarantee:
         )
 
 
-def event(plan: Phases) -> "DpEvent":
-    """The plan's event: its phases composed, each a step composed with itself `steps` times.
+def event(plan: Phases | Search) -> "DpEvent":
+    """The plan's event: its phases composed, each a step composed with itself `steps` times; a search selects.
 
     A `batch_limit` below `num_rows` is charged as truncated Poisson sampling, also at sampling_prob = 1,
     where that is valid but loose: it charges the random subset as if rows were swapped.
@@ -100,6 +101,8 @@ def event(plan: Phases) -> "DpEvent":
     """
     import dp_accounting as dpa
 
+    if isinstance(plan, Search):
+        return dpa.dp_event.RepeatAndSelectDpEvent(event(plan.trial), plan.mean_trials, TRIAL_LAWS[plan.law])
     phase, *others = _priced(plan)
     if others:
         return dpa.ComposedDpEvent([event(part) for part in (phase, *others)])
@@ -118,20 +121,23 @@ def event(plan: Phases) -> "DpEvent":
     return dpa.SelfComposedDpEvent(step, phase.steps)
 
 
-def guarantee(plan: Phases, delta: float, noise: Noise = "unstated") -> Guarantee:
+def guarantee(plan: Phases | Search, delta: float, noise: Noise = "unstated") -> Guarantee:
     """The plan's guarantee at `delta`: the smallest of several valid upper bounds on ε.
 
     Guarantee: PLD at each of `_intervals`, charged for floating point; RDP where there is one; for Laplace noise alone
-    also the sum of the steps' own ε, log(1 + κ (e^(1/b) − 1)) at noise multiplier b. For one row at a time RDP alone.
+    also the sum of the steps' own ε, log(1 + κ (e^(1/b) − 1)) at noise multiplier b. For one row at a time RDP alone,
+    and so for a search (Papernot and Steinke, 2022), if its trials truncate batches so seldom that 10⁻³ of δ pays for
+    it: trials without truncation differ from these with probability τ, and the search's δ by (1 + e^ε) τ mean_trials.
 
     >>> plan = Plan(num_rows=50, steps=4, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=2 * 3.7306317)
     >>> round(guarantee(plan, 1e-5).epsilon, 4)
     1.0
     """
     require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
-    key = ("guarantee", _priced(plan), float(delta))
+    priced = _bare(plan) if isinstance(plan, Search) else _priced(plan)
+    key = ("guarantee", priced, float(delta))
     found = _remembered(key, Guarantee.from_dict, lambda: _evaluate(*key[1:]))
-    return replace(found, noise=noise, unit=phases(plan)[0].unit)
+    return replace(found, noise=noise, unit=plan.unit if isinstance(plan, Search) else phases(plan)[0].unit)
 
 
 def calibrate(plan: Plan, epsilon: float, delta: float) -> Plan:
@@ -156,6 +162,36 @@ def calibrate(plan: Plan, epsilon: float, delta: float) -> Plan:
 
     key = ("calibrate", _priced(replace(plan, noise_multiplier=0.0)), float(delta), float(epsilon))
     return _remembered(key, checked, lambda: checked(_least_noise(plan, epsilon, delta)))
+
+
+def calibrate_search(search: Search, epsilon: float, delta: float) -> Search:
+    """The search with all noise of its trials scaled by the smallest factor, to about 4 digits, that meets a budget.
+
+    Guarantee: `guarantee(calibrate_search(search, epsilon, delta), delta).epsilon <= epsilon`, evaluated.
+
+    >>> search = Search((Plan(50, 1, 1.0, clip_norm=1.0, noise_multiplier=1.0),))
+    >>> round(guarantee(calibrate_search(search, 1.0, 1e-5), 1e-5).epsilon, 2)
+    1.0
+    """
+    require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, for example 1.0")
+
+    def scaled(factor: float) -> Search:
+        louder = (replace(phase, noise_multiplier=phase.noise_multiplier * factor) for phase in search.trial)
+        return replace(search, trial=tuple(louder))
+
+    return scaled(_smallest(lambda factor: guarantee(scaled(factor), delta).epsilon, epsilon, 1.0, 1e-3))
+
+
+def composed_epsilon(parts: Sequence[Plan | Search], delta: float) -> float:
+    """ε of plans and searches one after the other, none of which depends on what was learned.
+
+    Guarantee: plans alone are composed as in `guarantee`, their losses with each other. Searches have no such losses:
+    each pays for itself with an equal share of δ, the plans together with another, and their ε are added.
+    """
+    plans = [part for part in parts if isinstance(part, Plan)]
+    alone: list[Phases | Search] = [part for part in parts if isinstance(part, Search)]
+    paid = [*([plans] if plans else []), *alone]
+    return sum(guarantee(part, delta / len(paid)).epsilon for part in paid)
 
 
 def rdp_epsilon(plan: Phases, delta: float) -> float:
@@ -193,12 +229,34 @@ def filtered_epsilon(plan: Phases, epsilon: float, delta: float) -> float:
     return float(_rdp(_priced(plan), (order,)).get_epsilon(delta))
 
 
-def _rdp(priced: Sequence[Plan], orders: Sequence[int] = _ORDERS) -> Any:
+def _rdp(priced: Sequence[Plan] | Search, orders: Sequence[int] = _ORDERS) -> Any:
     from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
 
     relations = {"zero-out": NeighboringRelation.REPLACE_SPECIAL, "replace-one": NeighboringRelation.REPLACE_ONE}
-    return RdpAccountant(orders, relations[priced[0].relation]).compose(event(priced))
+    relation = priced.relation if isinstance(priced, Search) else priced[0].relation
+    return RdpAccountant(orders, relations[relation]).compose(event(priced))
+
+
+def _seldom_truncated(search: Search, delta: float) -> tuple[Search, float]:
+    """The same search without truncation, and the δ that is left if that happens as seldom as `guarantee` says."""
+    from scipy import stats
+
+    odds = 0.0
+    for phase in search.trial:
+        if phase.batch_limit is not None:
+            odds += phase.steps * float(stats.binom.sf(phase.batch_limit, phase.num_rows, phase.sampling_prob))
+    free = replace(search, trial=tuple(replace(phase, batch_limit=None) for phase in search.trial))
+    spared = 1e-3 * delta if odds > 0 else 0.0
+    epsilon = _rdp(free).get_epsilon(delta - spared)
+    lost = (1 + math.exp(min(epsilon, 700))) * odds * search.mean_trials
+    limits = [phase.batch_limit for phase in search.trial]
+    require(lost <= spared, "batch_limit", limits, "be None, or so large that hardly a batch ever reaches it")
+    return free, delta - spared
+
+
+def _bare(search: Search) -> Search:
+    return replace(search, trial=tuple(replace(phase, clip_norm=1.0, unit="row") for phase in search.trial))
 
 
 def _priced(plan: Phases) -> tuple[Plan, ...]:
@@ -270,7 +328,7 @@ def _bound(priced: Sequence[Plan], delta: float, intervals: Sequence[float]) -> 
 
     if priced[0].sampling == "one row":
         rdp = _rdp(priced)
-        return float(rdp.get_epsilon(delta)), "RDP", [rdp]
+        return float(rdp.get_epsilon(delta)), "RDP", [_told_apart(rdp)]
     relation, spent = NeighboringRelation.REPLACE_SPECIAL, event(priced)
     losses = [PLDAccountant(relation, interval).compose(spent) for interval in intervals]
     usable = delta - _ROUNDING * sum(phase.steps for phase in priced)
@@ -283,16 +341,38 @@ def _bound(priced: Sequence[Plan], delta: float, intervals: Sequence[float]) -> 
     return epsilon, accountant, losses
 
 
-def _evaluate(priced: Sequence[Plan], delta: float) -> Guarantee:
-    epsilon, accountant, losses = _bound(priced, delta, _intervals(priced))
-    rounding = _ROUNDING * sum(phase.steps for phase in priced)
+def _told_apart(rdp: Any) -> Any:
+    """δ(ε) of an RDP accountant, which is loose near ε = 0: the (ε, δ) that it implies at larger ε say more there."""
+    implied = [(min(float(rdp.get_epsilon(delta)), 700), delta) for delta in (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2)]
+
+    def get_delta(at: float) -> float:
+        gaps = [(max(0.0, math.exp(most) - math.exp(at)) / (1 + math.exp(most)), delta) for most, delta in implied]
+        return min(float(rdp.get_delta(at)), *(delta + (1 - delta) * gap for gap, delta in gaps))
+
+    return SimpleNamespace(get_delta=get_delta)
+
+
+def _evaluate(priced: Sequence[Plan] | Search, delta: float) -> Guarantee:
+    if isinstance(priced, Search):
+        for phase in priced.trial:
+            laplace = "be gaussian: sampled Laplace noise has no price in a search"
+            require(_has_rdp(replace(phase, batch_limit=None)), "noise_kind", phase.noise_kind, laplace)
+        free, usable = _seldom_truncated(priced, delta)
+        rdp, parts = _rdp(free), priced.trial
+        epsilon, accountant, losses = float(rdp.get_epsilon(usable)), "RDP", [_told_apart(rdp)]
+        rounding = delta - usable
+    else:
+        epsilon, accountant, losses = _bound(priced, delta, _intervals(priced))
+        parts, rounding = priced, _ROUNDING * sum(phase.steps for phase in priced)
 
     def excess(at: float) -> float:  # the coarsest is the fastest, and valid
         return min([1.0, *(rounding + float(loss.get_delta(at)) for loss in losses[:1])])
 
-    software, spent = f"dp-accounting {version('dp-accounting')}", " + ".join(map(_description, priced))
+    software, spent = f"dp-accounting {version('dp-accounting')}", " + ".join(map(_description, parts))
+    if isinstance(priced, Search):
+        spent = f"the best of {priced.mean_trials:g} trials on average ({priced.law}), each {spent}"
     attack = (excess(0.0), _true_positives(excess, 0.01))
-    return Guarantee(epsilon, delta, accountant, software, spent, *attack, relation=priced[0].relation)
+    return Guarantee(epsilon, delta, accountant, software, spent, *attack, relation=parts[0].relation)
 
 
 def _true_positives(excess: Callable[[float], float], rate: float) -> float:

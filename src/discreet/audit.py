@@ -24,6 +24,7 @@ from discreet.schema import Numeric, Schema, Unit
 ROWS, DRAWS, MEMBERS, ROUNDS = 24, 10**6, 16, 40_000
 FALSE_ALARM = 1e-5
 PRESENT, LOUD = "present", 1e9
+CANARY, MOST_CANARIES = "canary", 1000
 LAWS = {"gaussian": stats.norm(), "laplace": stats.laplace(scale=0.5**0.5)}  # of sd 1
 
 
@@ -71,6 +72,108 @@ def audit(query: Query, plan: Plan, schema: Schema, delta: float, seed: int = 0)
         *_z_scores("sampling", _of_members(members, plan)),
     )
     return Audit(checks, guarantee(plan, delta).epsilon, _lower(plan, delta, loud, noise, members), delta)
+
+
+class Canaries(NamedTuple):
+    """What one whole run told of `canaries`, made-up rows that were in it or not: `right` of so many `guesses`.
+
+    `lower` is the least ε at `delta` that explains so many right guesses, but for one run in 10⁵; `claimed` is the
+    plan's own.
+    """
+
+    canaries: int
+    guesses: int
+    right: int
+    lower: float
+    claimed: float
+    delta: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the run does not contradict the claim."""
+        return self.lower <= self.claimed
+
+
+def one_run(query: Query, plan: Plan, schema: Schema, delta: float, seed: int = 0, progress=iter) -> Canaries:
+    """One run of `plan`, with the query's own questions and steps, on a table in which some rows are canaries.
+
+    A fair coin decides of each canary whether it is there. All that a canary answers is one clip norm along a
+    coordinate of its own, beside those of the query, so that nothing hides it but sampling and noise. Whoever scores
+    highest is guessed to be in, whoever scores lowest to be out; how many are guessed is decided before the run. The
+    bound is Steinke, Nasr and Jagielski's (2023, Theorem 5.2). Their δ counts for each canary, so that it is taken
+    at 10⁻¹⁰ or below: the claim there is larger. An honest run shows a part of its ε at best.
+    """
+    count = min(MOST_CANARIES, plan.num_rows // 2)
+    if count < 10:
+        raise ValueError(f"num_rows={plan.num_rows} are too few: half are canaries, and it takes ten to say anything")
+    delta = min(delta, 1e-10)
+    rng = np.random.default_rng(seed)
+    there = rng.random(count) < 0.5
+    present = np.concatenate([there, np.ones(plan.num_rows - count)])[None]
+    tables = _made_up(schema, seed, present)
+    most = tables[PRESENT].shape[1] // plan.num_rows
+    tables[CANARY] = np.where(np.arange(plan.num_rows) < count, np.arange(plan.num_rows), -1.0).repeat(most)[None]
+    marked = replace(schema, columns=(*schema.columns, Numeric(PRESENT, 0, 1), Numeric(CANARY, -1, count)))
+    release = study.fit_tables(seed, marked, plan, _with_canaries(query, plan, count), tables, progress)
+    blocks = release.blocks
+    scores = (np.asarray(blocks.steps) * np.asarray(blocks.mean_y))[0].sum(0)
+    claimed = guarantee(plan, delta).epsilon
+    guesses = _enough_guesses(plan, count, delta, claimed)
+    order = np.argsort(scores)
+    right = int((~there[order[: guesses // 2]]).sum() + there[order[count - (guesses - guesses // 2) :]].sum())
+    return Canaries(count, guesses, right, _least_epsilon(count, guesses, right, delta), claimed, delta)
+
+
+def _with_canaries(query: Query, plan: Plan, count: int) -> Query:
+    """The same query, of rows of which some answer along `count` further coordinates; what is told is those."""
+
+    def row_value(question, row):
+        usual = query.row_value(question, {name: row[name] for name in query.columns})
+        mine = plan.clip_norm * (jnp.arange(count) == row[CANARY])
+        own = row[CANARY] >= 0
+        value = jnp.concatenate([jnp.where(own, 0.0, usual), jnp.where(own, mine, 0.0)])
+        return jnp.where(row[PRESENT] > 0, value, 0.0)
+
+    def update(state, question, answer):
+        return query.update(state, question, answer[: query.size])[0], _point(answer[query.size :])
+
+    columns = (*query.columns, PRESENT, CANARY)
+    return query._replace(row_value=row_value, update=update, size=query.size + count, columns=columns, settings={})
+
+
+def _enough_guesses(plan: Plan, count: int, delta: float, claimed: float) -> int:
+    """Of a few numbers the one that would tell most if scores are as far apart as the plan lets them be.
+
+    Where that is possible, so many that they would contradict the claim if all were right.
+    """
+    reach = plan.sampling_prob * math.sqrt(plan.steps) / max(plan.noise_multiplier, 1e-12)
+
+    def expected(guesses: int) -> float:
+        cut = stats.norm.isf(0.5 * guesses / count) if guesses < count else 0.0
+        odds = stats.norm.sf(cut - reach / 2) / (stats.norm.sf(cut - reach / 2) + stats.norm.sf(cut + reach / 2))
+        return _least_epsilon(count, guesses, int(guesses * odds), delta)
+
+    options = [max(2, count // part) for part in (50, 20, 10, 5, 3, 2, 1)]
+    telling = [guesses for guesses in options if _least_epsilon(count, guesses, guesses, delta) > claimed]
+    return max(telling or options, key=expected)
+
+
+def _least_epsilon(count: int, guesses: int, right: int, delta: float) -> float:
+    """The largest ε under which so many right guesses have a probability of at most `FALSE_ALARM`, or 0."""
+
+    def probability(epsilon: float) -> float:
+        odds = 1 / (1 + math.exp(-epsilon))
+        fewer = np.cumsum(stats.binom.pmf(np.arange(right - 1, -1, -1), guesses, odds))
+        worst = (fewer / np.arange(1, right + 1)).max(initial=0.0)
+        return float(stats.binom.sf(right - 1, guesses, odds) + 2 * count * delta * worst)
+
+    if probability(0.0) > FALSE_ALARM:
+        return 0.0
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if probability(middle) <= FALSE_ALARM else (low, middle)
+    return low
 
 
 def _z_scores(what: str, found: dict[str, float]) -> list[Check]:

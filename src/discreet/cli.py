@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,6 +17,9 @@ from rich.text import Text
 if TYPE_CHECKING:
     import pandas
 
+    from discreet.fitting import Rows
+    from discreet.ledger import Account
+    from discreet.model import Model
     from discreet.posterior.types import Posterior
     from discreet.schema import Schema
 
@@ -33,6 +37,13 @@ _COVARIATES = Annotated[str | None, typer.Option(help="comma-separated; all othe
 _FAMILY = Annotated[str, typer.Option(help="gaussian, logistic, probit or poisson")]
 _OUTCOME = Annotated[str, typer.Option(help="the column to explain")]
 _SCHEMA = Annotated[Path, typer.Option(help="the schema, a TOML file")]
+_TABLE = Annotated[Path, typer.Argument(help="a CSV or Parquet file")]
+_EPSILON = Annotated[float, typer.Option(help="privacy budget ε")]
+_DELTA = Annotated[float, typer.Option(help="privacy budget δ, well below one over the number of rows")]
+_OUT = Annotated[Path, typer.Option(help="folder for the results; must not exist")]
+_LEDGER_OPTION = Annotated[Path | None, typer.Option(help="the ledger that keeps the data set's budget")]
+_DATASET = Annotated[str | None, typer.Option(help="the data set's name in the ledger")]
+_SIMULATE = Annotated[int | None, typer.Option(help="a seed: a rehearsal with known noise, NOT private")]
 
 
 def main() -> NoReturn:
@@ -69,7 +80,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 @app.command()
 def schema(
-    table: Annotated[Path, typer.Argument(help="a CSV or Parquet file")],
+    table: _TABLE,
     unit: Annotated[str | None, typer.Option(help="the column that says whose row it is, if not one each")] = None,
     out: Annotated[Path | None, typer.Option(help="where to write it; standard output if not given")] = None,
 ):
@@ -95,8 +106,6 @@ def account(
     as_json: _JSON = False,
 ):
     """Print the noise multiplier σ that meets a budget, and the attack risk that is left."""
-    from dataclasses import replace
-
     from discreet.accounting import calibrate, guarantee
     from discreet.plan import Plan, default_batch_limit
 
@@ -115,20 +124,20 @@ def account(
 
 @app.command()
 def fit(
-    table: Annotated[Path, typer.Argument(help="a CSV or Parquet file")],
+    table: _TABLE,
     schema: _SCHEMA,
     outcome: _OUTCOME,
     family: _FAMILY,
-    epsilon: Annotated[float, typer.Option(help="privacy budget ε")],
-    delta: Annotated[float, typer.Option(help="privacy budget δ, well below one over the number of rows")],
-    out: Annotated[Path, typer.Option(help="folder for the results; must not exist")],
+    epsilon: _EPSILON,
+    delta: _DELTA,
+    out: _OUT,
     covariates: _COVARIATES = None,
     method: _METHOD = "dpvi",
     reading: Annotated[str, typer.Option(help="noise-aware, iterate average or last iterate")] = "noise-aware",
     solver: Annotated[str | None, typer.Option(help="full, exact, nuts or laplace; chosen if not given")] = None,
-    ledger: Annotated[Path | None, typer.Option(help="the ledger that keeps the data set's budget")] = None,
-    dataset: Annotated[str | None, typer.Option(help="the data set's name in the ledger")] = None,
-    simulate: Annotated[int | None, typer.Option(help="a seed: a rehearsal with known noise, NOT private")] = None,
+    ledger: _LEDGER_OPTION = None,
+    dataset: _DATASET = None,
+    simulate: _SIMULATE = None,
     as_json: _JSON = False,
 ):
     """Fit a regression with differential privacy and write the posterior, the release and a report to OUT.
@@ -168,13 +177,75 @@ def resume(
 
 def _fit(asked: Mapping[str, Any], out: Path, as_json: bool) -> None:
     """The fit that was asked for, from its checkpoint if there is one; it is saved before it is committed."""
-    from discreet.families.glm import glm
-    from discreet.fitting import Checkpoint, encode, simulated
+    from discreet.fitting import Checkpoint, simulated
     from discreet.fitting import fit as run_fit
-    from discreet.ledger import Account
     from discreet.posterior.reading import Options
-    from discreet.report.folder import save_run
-    from discreet.report.page import page
+
+    account, model, rows = _given(asked)
+    budget = {name: asked[name] for name in ("epsilon", "delta", "method", "reading")}
+    options = Options(solver=asked["solver"])
+    noise = None if asked["simulate"] is None else simulated(asked["simulate"])
+    title = _title(asked)
+    with Checkpoint(_checkpoint_of(out), account, title, {ASKED: json.dumps(asked, indent=1)}) as checkpoint:
+        posterior = run_fit(
+            model, rows, **budget, options=options, noise=noise, checkpoint=checkpoint, progress=_progress("asking")
+        )
+        _save(out, posterior, title, as_json, f", or make room and go on with discreet resume {checkpoint.folder}")
+    _show_fit(posterior, out, as_json)
+
+
+@app.command()
+def tune(
+    table: _TABLE,
+    schema: _SCHEMA,
+    outcome: _OUTCOME,
+    family: _FAMILY,
+    epsilon: _EPSILON,
+    delta: _DELTA,
+    out: _OUT,
+    covariates: _COVARIATES = None,
+    method: _METHOD = "dpvi",
+    clip: Annotated[str, typer.Option(help="candidates: clip norms, as multiples of the planned one")] = "0.5,1,2",
+    trials: Annotated[float, typer.Option(help="how many to try, on average; how many it were is never told")] = 10,
+    law: Annotated[str, typer.Option(help="of the number of trials: logarithmic or geometric")] = "logarithmic",
+    ledger: _LEDGER_OPTION = None,
+    dataset: _DATASET = None,
+    simulate: _SIMULATE = None,
+    as_json: _JSON = False,
+):
+    """Search for the best clip norm on the private rows; the whole search costs (ε, δ), stated before it runs.
+
+    Planning on simulated rows is free, and is what `discreet fit` does. Search only where that is not enough: each
+    trial gets a part of the budget. How long the search takes tells how many trials there were: keep that to yourself.
+    """
+    from discreet.planner import of_method
+    from discreet.tune import prepare
+    from discreet.tune import tune as run_search
+
+    _refuse_unwritable(out)
+    asked = {"table": table, "schema": schema, "ledger": ledger, "outcome": outcome, "family": family}
+    asked |= {"delta": delta, "covariates": covariates, "dataset": dataset}
+    factors = _numbers("clip", clip)
+    account, model, rows = _given(asked)
+    choice = of_method(method)(model, rows.schema, rows.num_rows, epsilon, delta)
+    candidates = {
+        f"clip norm × {factor:g}": choice._replace(plan=replace(choice.plan, clip_norm=factor * choice.plan.clip_norm))
+        for factor in factors
+    }
+    ready = prepare(model, candidates, epsilon=epsilon, delta=delta, trials=trials, law=law)
+    _say(_err, f"before it runs: {ready}")
+    with _err.status("searching"):
+        posterior = run_search(ready, rows, seed=simulate, account=account)
+    _save(out, posterior, _title(asked), as_json)
+    _say(_err, f"chosen: {posterior.info['search']['chosen']}")
+    _show_fit(posterior, out, as_json)
+
+
+def _given(asked: Mapping[str, Any]) -> "tuple[Account | None, Model, Rows]":
+    """The account, the model and the rows that a command asks for."""
+    from discreet.families.glm import glm
+    from discreet.fitting import encode
+    from discreet.ledger import Account
     from discreet.schema import Schema
 
     if (asked["ledger"] is None) != (asked["dataset"] is None):
@@ -184,21 +255,33 @@ def _fit(asked: Mapping[str, Any], out: Path, as_json: bool) -> None:
     model = glm(asked["family"], outcome, _covariates(asked["covariates"], outcome, declared), declared)
     rows = encode(Path(asked["table"]), declared.select(model.columns))
     _warn_of_delta(asked["delta"], rows.num_rows)
-    budget = {name: asked[name] for name in ("epsilon", "delta", "method", "reading")}
-    options = Options(solver=asked["solver"])
-    noise = None if asked["simulate"] is None else simulated(asked["simulate"])
-    title = f"{asked['family'].capitalize()} regression of {outcome}"
-    with Checkpoint(_checkpoint_of(out), account, title, {ASKED: json.dumps(asked, indent=1)}) as checkpoint:
-        posterior = run_fit(
-            model, rows, **budget, options=options, noise=noise, checkpoint=checkpoint, progress=_progress("asking")
-        )
-        try:
-            save_run(out, posterior, page(title, posterior))
-        except (OSError, ValueError) as error:
-            _show_fit(posterior, None, as_json)
-            again = f"make room and go on with discreet resume {checkpoint.folder}"
-            _fail(f"{_in_words(error)}; the budget is spent: keep the numbers printed above, or {again}", 1)
-    _show_fit(posterior, out, as_json)
+    return account, model, rows
+
+
+def _title(asked: Mapping[str, Any]) -> str:
+    return f"{asked['family'].capitalize()} regression of {asked['outcome']}"
+
+
+def _save(out: Path, posterior: "Posterior", title: str, as_json: bool, remedy: str = "") -> None:
+    """The folder of a run; where it cannot be written, what was paid for is at least shown."""
+    from discreet.report.folder import save_run
+    from discreet.report.page import page
+
+    try:
+        save_run(out, posterior, page(title, posterior))
+    except (OSError, ValueError) as error:
+        _show_fit(posterior, None, as_json)
+        _fail(f"{_in_words(error)}; the budget is spent: keep the numbers printed above{remedy}", 1)
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name}={text!r} must be numbers, separated by commas") from None
+    if not all(0 < number < float("inf") for number in found) or len(set(found)) < len(found):
+        raise ValueError(f"{name}={text!r} must be distinct positive numbers")
+    return found
 
 
 def _checkpoint_of(out: Path) -> Path:
@@ -210,11 +293,12 @@ def audit(
     schema: _SCHEMA,
     outcome: _OUTCOME,
     family: _FAMILY,
-    epsilon: Annotated[float, typer.Option(help="privacy budget ε")],
-    delta: Annotated[float, typer.Option(help="privacy budget δ")],
+    epsilon: _EPSILON,
+    delta: _DELTA,
     rows: Annotated[int, typer.Option(help="number of rows of the table that will be asked")],
     covariates: _COVARIATES = None,
     method: _METHOD = "dpvi",
+    slow: Annotated[bool, typer.Option("--slow", help="also one whole run with canaries among the rows")] = False,
     as_json: _JSON = False,
 ):
     """Test the claim of a fit on made-up rows: what a row can move, the noise, the sampling, and the least ε there is.
@@ -222,6 +306,7 @@ def audit(
     Exits with 1 if anything contradicts the claim. No table is read.
     """
     from discreet.audit import audit as run_audit
+    from discreet.audit import one_run
     from discreet.families.glm import glm
     from discreet.fitting import question
     from discreet.planner import of_method
@@ -231,10 +316,13 @@ def audit(
     model = glm(family, outcome, _covariates(covariates, outcome, declared), declared)
     declared = declared.select(model.columns)
     choice = of_method(method)(model, declared, rows, epsilon, delta)
-    found = run_audit(question(model, declared, choice), choice.plan, declared, delta)
+    asked = (question(model, declared, choice), choice.plan, declared, delta)
+    found = run_audit(*asked)
+    canaries = one_run(*asked, progress=_progress("one run with canaries")) if slow else None
     if as_json:
         checks = [{**check._asdict(), "holds": check.holds} for check in found.checks]
-        typer.echo(json.dumps({"claimed": found.claimed, "lower": found.lower, "holds": found.holds, "checks": checks}))
+        facts = {"claimed": found.claimed, "lower": found.lower, "holds": found.holds, "checks": checks}
+        typer.echo(json.dumps(facts | ({} if canaries is None else {"canaries": canaries._asdict()})))
     else:
         table = Table("what was measured", "value", "at most", "")
         for check in found.checks:
@@ -242,7 +330,11 @@ def audit(
             table.add_row(Text(check.name), f"{check.measured:.4g}", f"{check.at_most:.4g}", verdict)
         _out.print(table)
         _say(_out, f"claimed ε = {found.claimed:.4g}; measured, it is at least {found.lower:.4g} (δ = {found.delta:g})")
-    if not found.holds:
+        if canaries is not None:
+            told = f"{canaries.right} of {canaries.guesses} guesses about {canaries.canaries} canaries were right"
+            bound = f"ε is at least {canaries.lower:.4g}; claimed {canaries.claimed:.4g} (δ = {canaries.delta:g})"
+            _say(_out, f"one whole run: {told}: {bound}")
+    if not found.holds or (canaries is not None and not canaries.holds):
         _fail("the measurements contradict the claim: do not publish what this mechanism releases", 1)
 
 

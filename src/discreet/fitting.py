@@ -63,7 +63,7 @@ def fit(
         choice = choose(model, rows.schema, rows.num_rows, epsilon, delta)
     elif method is not None:
         raise ValueError(f"method={method!r} and a choice, which has its own method: leave one of them out")
-    check_reading(reading, options, choice.family)
+    check(model, choice, reading, options)
     kept = checkpoint or Checkpoint(None, account, "fit")
     stream = kept.noise(noise or streams.secure())
     if kept.account is not None and stream.kind != "secure":
@@ -71,8 +71,6 @@ def fit(
     paid = guarantee(choice.plan, delta, stream.kind)
     if not paid.epsilon <= epsilon:  # so that nan is refused, too
         raise ValueError(f"this plan costs ε = {paid.epsilon:.4g}, more than epsilon={epsilon}: calibrate it first")
-    if 0.8 * choice.plan.steps < fewest_steps(model.dim):
-        raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")
     query = question(model, rows.schema, choice)
     keep = _keep(model, choice)
     release = loop.run(stream, choice.plan, query, rows, keep=keep, progress=progress, checkpoint=kept)
@@ -86,6 +84,13 @@ def fit(
         unread = TraceError(f"{error}. The budget is spent, but this error keeps its .release: read it another way")
         unread.release = release
         raise unread from error
+
+
+def check(model: Model, choice: planner.Choice, reading: Reading = "noise-aware", options: Options = DEFAULTS) -> None:
+    """Refuse a choice whose release could not be read so, while nothing is spent."""
+    check_reading(reading, options, choice.family)
+    if 0.8 * choice.plan.steps < fewest_steps(model.dim):
+        raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")
 
 
 def question(model: Model, schema: Schema, choice: planner.Choice) -> Query:

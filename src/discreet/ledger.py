@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from discreet.accounting import filtered_epsilon, guarantee
-from discreet.plan import SAMPLINGS, Plan, require
+from discreet.accounting import composed_epsilon, filtered_epsilon
+from discreet.plan import SAMPLINGS, Plan, Search, from_dict, require
 
 APPLICATION, FORMAT, PATIENCE = 0x64697363, 2, 600.0
 _TABLES = """
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
     """One charge of one run: `state` is "intent" until its release is complete, then "committed"."""
 
     run: str
-    plan: Plan
+    plan: Plan | Search
     purpose: str
     state: str
     charged: str
@@ -92,7 +92,7 @@ class Account:
         """ε of everything charged so far, at the budget's δ."""
         return self._epsilon([entry.plan for entry in self.entries()])
 
-    def charge(self, plan: Plan, purpose: str = "", run: str | None = None) -> str:
+    def charge(self, plan: Plan | Search, purpose: str = "", run: str | None = None) -> str:
         """Write an intent, and give the name of its run; refused if it and all before it exceed the budget.
 
         A `run` that was charged before is not charged again: it goes on.
@@ -128,14 +128,16 @@ class Account:
             if not done and not any(entry.run == run for entry in _entries(db, self.name)):
                 raise LedgerError(f"{self.name!r} has no run {run}: nothing was charged under that name")
 
-    def _epsilon(self, plans: list[Plan]) -> float:
+    def _epsilon(self, plans: list[Any]) -> float:
         if not plans:
             return 0.0
         if self.budget.adaptive:
+            searches = [part for part in plans if isinstance(part, Search)]
+            require(not searches, "adaptive", True, "be False where a search is charged: a filter has no price for it")
             return filtered_epsilon(plans, self.budget.epsilon, self.budget.delta)
-        return guarantee(plans, self.budget.delta).epsilon
+        return composed_epsilon(plans, self.budget.delta)
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self, plan: Plan | Search) -> None:
         rows = self.budget.num_rows
         require(rows in (None, plan.num_rows), "num_rows", plan.num_rows, f"be {rows}, as {self.name!r} was declared")
         for name in ("relation", "unit"):
@@ -193,7 +195,7 @@ def _entries(db: sqlite3.Connection, name: str) -> list[Entry]:
     columns = "run, plan, purpose, state, charged, committed"
     rows = db.execute(f"select {columns} from entries where account = ? order by id", (name,))
     try:
-        return [Entry(row[0], Plan(**json.loads(row[1])), *row[2:]) for row in rows]
+        return [Entry(row[0], from_dict(json.loads(row[1])), *row[2:]) for row in rows]
     except (TypeError, ValueError) as error:  # what was spent is not known, so nothing more may be
         raise LedgerError(f"an entry of {name!r} is damaged ({error}): restore the ledger from a copy") from None
 

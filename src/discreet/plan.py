@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 NORM_ORDERS = {"gaussian": 2, "laplace": 1}
 SAMPLINGS = {"poisson": "zero-out", "one row": "replace-one"}
+TRIAL_LAWS = {"logarithmic": 0.0, "geometric": 1.0}
 _SDS = {"gaussian": 1.0, "laplace": math.sqrt(2)}  # of a standard draw, that is one of scale 1
 
 
@@ -110,6 +111,59 @@ class Plan:
     def to_dict(self) -> dict:
         """The plan as plain values, for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A random number of trials, of which the best alone is told. Each trial is `trial`: phases of one price.
+
+    The number is drawn from `law`, with mean `mean_trials`, and never told: knowing that it was large would tell more.
+    "logarithmic" has probabilities ∝ q^k / k and costs the least; "geometric" ∝ q^k has shorter tails.
+
+    >>> search = Search((Plan(50, 4, 0.5, clip_norm=1.0, noise_multiplier=7.0),), mean_trials=3.0)
+    >>> search.unit, search.relation, search.num_rows
+    ('row', 'zero-out', 50)
+    """
+
+    trial: tuple[Plan, ...]
+    mean_trials: float = 10.0
+    law: str = "logarithmic"
+
+    def __post_init__(self):
+        """Refuse what no search can be."""
+        require(len(self.trial) > 0, "trial", self.trial, "have at least one phase")
+        object.__setattr__(self, "trial", tuple(self.trial))
+        require(1 < self.mean_trials < math.inf, "mean_trials", self.mean_trials, "exceed 1: one trial is no search")
+        require(self.law in TRIAL_LAWS, "law", self.law, f"be one of {', '.join(TRIAL_LAWS)}")
+        for name in ("num_rows", "relation", "unit"):
+            several = {getattr(phase, name) for phase in self.trial}
+            require(len(several) == 1, "trial", self.trial, f"have phases of one {name}")
+
+    @property
+    def num_rows(self) -> int:
+        """Of the table that every trial asks."""
+        return self.trial[0].num_rows
+
+    @property
+    def relation(self) -> str:
+        """What may happen to a row, in every trial."""
+        return self.trial[0].relation
+
+    @property
+    def unit(self) -> str:
+        """Whom every trial protects."""
+        return self.trial[0].unit
+
+    def to_dict(self) -> dict:
+        """The search as plain values, for JSON."""
+        return {**asdict(self), "trial": [phase.to_dict() for phase in self.trial]}
+
+
+def from_dict(values: dict) -> Plan | Search:
+    """The plan or the search that `to_dict` wrote."""
+    if "trial" not in values:
+        return Plan(**values)
+    return Search(**{**values, "trial": tuple(Plan(**phase) for phase in values["trial"])})
 
 
 def phases(plan: Plan | Sequence[Plan]) -> tuple[Plan, ...]:

@@ -290,7 +290,7 @@ class Schema:
     def from_dict(values: Mapping[str, Any]) -> "Schema":
         """The schema that `to_dict` wrote."""
         if set(values) - {"unit"} != {"columns"} or not isinstance(values["columns"], Mapping):
-            raise SchemaError(f"a schema holds tables [columns.NAME], one [unit], and nothing else, not {sorted(values)}")
+            raise SchemaError(f"a schema holds tables [columns.NAME], [unit], and nothing else, not {sorted(values)}")
         unit = _unit(values["unit"]) if "unit" in values else None
         return Schema(tuple(_column(name, declared) for name, declared in values["columns"].items()), unit)
 
