@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -85,6 +86,19 @@ def one_step_more(monkeypatch):
     monkeypatch.setattr(loop, "block_lengths", lambda *given: [*honest(*given), 1])
 
 
+def float_sum(monkeypatch):
+    def clipped(values, norm, order):
+        lengths = jnp.linalg.norm(values, order, axis=1, keepdims=True)
+        return values * jnp.minimum(1.0, norm / lengths) * (clipping.GRID / norm)
+
+    monkeypatch.setattr(clipping, "clip_to_grid", clipped)
+
+
+def clip_of_another_plan(monkeypatch):
+    honest = loop.Scales
+    monkeypatch.setattr(loop, "Scales", lambda clip, scale: honest(2 * clip, scale))
+
+
 def noise_of_another_clip_norm(monkeypatch):
     monkeypatch.setattr(Plan, "noise_scale", property(lambda plan: plan.noise_multiplier * plan.clip_norm / 2))
     monkeypatch.setattr(Plan, "noise_std", property(lambda plan: plan.noise_multiplier * plan.clip_norm))
@@ -97,6 +111,8 @@ FAULTS = {
     "reused noise": (reused_noise, "noise: one step and the next"),
     "no clip": (no_clip, "a row that is clipped"),
     "forgotten sampling": (forgotten_sampling, "sampling: rate"),
+    "float sum": (float_sum, "a sum is beside the grid"),
+    "clipped to twice the plan's norm": (clip_of_another_plan, "a row that is clipped"),
     "one step more": (one_step_more, "answers beyond"),
     "noise of another clip norm": (noise_of_another_clip_norm, "noise: variance"),
 }

@@ -275,7 +275,8 @@ def test_tune_states_its_price_before_it_runs_and_writes_the_best_trial(here, ca
     (entry,) = Account(here / "l.db", "people").entries()
     assert entry.state == "committed"
     _, out, _ = call(capsys, "ledger", "history", "l.db", "people")
-    assert "search over clip norm × 0.5, clip norm × 1" in out
+    for word in ("search over", "committed", "added up"):
+        assert word in out
 
 
 @pytest.mark.parametrize(

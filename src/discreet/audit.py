@@ -67,6 +67,7 @@ def audit(query: Query, plan: Plan, schema: Schema, delta: float, seed: int = 0)
         Check("one row moves a sum by, in clip norms", with_rows, 1.0 + 1e-9),
         Check("a row that is clipped moves it by, in clip norms", loud, 1.0 + 1e-9),
         Check("a sum differs from that of the rows by, in grid units a row", _inexact(query, plan, schema, seed), 1.0),
+        Check("a sum is beside the grid by, in grid units", _off_grid(query, plan, schema, seed), 1e-3),
         Check("answers beyond those that were asked for", float(len(noise) - _silent(query, plan).steps), 0.0),
         *_z_scores("noise", _of_noise(noise, plan)),
         *_z_scores("sampling", _of_members(members, plan)),
@@ -200,6 +201,14 @@ def _reach(query: Query, plan: Plan, schema: Schema, seed: int) -> float:
     told = _told(_recorded(query, seed), bare, schema, _made_up(schema, seed, present), seed)
     gaps = np.linalg.norm(told[1:] - told[:1], plan.norm_order, axis=-1)
     return float(gaps.max() / plan.clip_norm)
+
+
+def _off_grid(query: Query, plan: Plan, schema: Schema, seed: int) -> float:
+    """How far a sum without noise is from a whole number of grid units: sums of anything else round."""
+    bare = replace(_every_row(plan), steps=1, noise_multiplier=0.0)
+    told = _told(_recorded(query, seed), bare, schema, _made_up(schema, seed, np.ones((1, ROWS))), seed)
+    units = told / (plan.clip_norm / 2**20)
+    return float(np.abs(units - np.round(units)).max())
 
 
 def _inexact(query: Query, plan: Plan, schema: Schema, seed: int) -> float:

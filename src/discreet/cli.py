@@ -403,6 +403,7 @@ def ledger_history(path: _LEDGER, dataset: Annotated[str, typer.Argument(help="t
     """Print every charge of a data set, oldest first, and what they cost together."""
     from discreet.accounting import guarantee
     from discreet.ledger import Account
+    from discreet.plan import Search
 
     account = Account(path, dataset)
     table = Table("charged", "purpose", "state", "ε alone")
@@ -410,7 +411,9 @@ def ledger_history(path: _LEDGER, dataset: Annotated[str, typer.Argument(help="t
         alone = guarantee(entry.plan, account.budget.delta).epsilon
         table.add_row(entry.charged, Text(entry.purpose), entry.state, f"{alone:.4g}")
     _out.print(table)
-    _say(_out, f"together ε = {account.spent():.4g} of {account.budget.epsilon:g}: composed, not added up")
+    searched = any(isinstance(entry.plan, Search) for entry in account.entries())
+    how = "searches and all fits each with their share of δ, added up" if searched else "composed, not added up"
+    _say(_out, f"together ε = {account.spent():.4g} of {account.budget.epsilon:g}: {how}")
 
 
 @ledgers.command("export")

@@ -18,7 +18,7 @@ from discreet.mechanism import clipping, loop, noise, sampling
 from discreet.mechanism.rows import Rows, store
 from discreet.methods import elbo
 from discreet.methods.gaussian import Family
-from discreet.plan import NORM_ORDERS, Plan, default_batch_limit
+from discreet.plan import NORM_ORDERS, Plan, default_batch_limit, phases
 from discreet.query import Point, Query
 from discreet.schema import Numeric, Schema
 from tests.guarantees.mechanisms import MODELS, PRECONDITIONED, Recipe, every, make, simple_settings
@@ -112,6 +112,42 @@ orders = pytest.mark.parametrize("order", NORM_ORDERS.values())
 def test_the_sensitivity_audit_catches(fault, kind, key):
     plan, query, rows = make("logistic", Recipe(noise_kind=kind), num_rows=30, clip_norm=0.1)
     assert sensitivity(fault, query, plan, rows._columns, np.ones(30), key) > 1.0
+
+
+def inexactness(total, query, plan, columns, key):
+    """By how much a total is no whole number, or changes when the same rows come in another order; in grid units."""
+    count = len(next(iter(columns.values())))
+    orders = [np.random.default_rng(seed).permutation(count) for seed in range(8)]
+    with jax.enable_x64(True):
+        question = query.ask(query.chance(key), query.init(key))
+        summed = jax.jit(lambda rows: total(query, question, rows, jnp.ones(count), plan))
+        totals = np.array([summed({name: values[order] for name, values in columns.items()}) for order in orders])
+    return float(max(np.abs(totals - np.round(totals)).max(), np.ptp(totals, axis=0).max()))
+
+
+def float_sum(query, question, columns, multiplicity, plan):
+    """Clipped and summed as they are, not on a grid."""
+    values = row_values(query, question, columns)
+    norms = jnp.linalg.norm(values, axis=1, keepdims=True)
+    return multiplicity @ (values * jnp.minimum(1.0, plan.clip_norm / norms)) * UNITS / plan.clip_norm
+
+
+def single_sum(query, question, columns, multiplicity, plan):
+    """On the grid, and summed in single precision."""
+    clipped = clipping.clip_to_grid(row_values(query, question, columns), plan.clip_norm, plan.norm_order)
+    return (multiplicity[:, None] * clipped).astype(jnp.float32).sum(0).astype(float)
+
+
+@pytest.mark.parametrize("name", ["logistic", "gaussian"])
+def test_sums_are_exact(name, key):
+    plan, query, rows = make(name, num_rows=3000, clip_norm=0.1)
+    assert inexactness(honest_total, query, plan, rows._columns, key) == 0
+
+
+@pytest.mark.parametrize("fault", [float_sum, single_sum])
+def test_the_exactness_audit_of_sums_catches(fault, key):
+    plan, query, rows = make("logistic", num_rows=3000, clip_norm=0.1)
+    assert inexactness(fault, query, plan, rows._columns, key) > 1e-6
 
 
 @orders
@@ -612,6 +648,17 @@ def test_the_audit_of_the_price_catches_a_laplace_step_with(name, value, monkeyp
     claimed = claimed_epsilon(ONE_SHOT, 1e-6)
     monkeypatch.setattr(Plan, name, value)
     assert audited_epsilon(ONE_SHOT, (1, 1, 1), 1e-6) > 1.1 * claimed
+
+
+def test_the_audit_of_the_price_catches_an_event_of_another_clip_norm(monkeypatch, cache):
+    """σ in units of 1 where it is in units of C = 2."""
+    honest = accounting._priced
+
+    def in_other_units(plan):
+        return honest([replace(part, noise_multiplier=part.noise_multiplier * part.clip_norm) for part in phases(plan)])
+
+    monkeypatch.setattr(accounting, "_priced", in_other_units)
+    assert audited_epsilon(ONE_SHOT, (0, 1), 1e-6) > 1.5 * claimed_epsilon(ONE_SHOT, 1e-6)
 
 
 # Edges.

@@ -31,7 +31,8 @@ def bounded_sum(
 
     Guarantee: a row of multiplicity 1 moves the result by at most 2²⁰ units, that is `clip_norm`, exactly, in the norm
     of this `order` (`Plan.norm_order`: 2 or 1): every term is a whole number, and sums of whole numbers below 2⁵³ have
-    no rounding. A row without a finite norm adds zero.
+    no rounding. A row without a finite norm adds zero. A row function that calls back to Python, prints or has another
+    effect is refused: rows would leave through it.
     """
     public, public_tree = jax.tree.flatten(question)
     private, rows_tree = jax.tree.flatten(rows)
@@ -42,9 +43,24 @@ def bounded_sum(
 
     first = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in private]
     closed = jax.make_jaxpr(flat_value)(*public, *first)
+    _refuse_side_effects(closed.jaxpr)
     operands = [*closed.consts, *public, *private, multiplicity, clip_norm]
     num_public = len(closed.consts) + len(public)
     return bounded_sum_p.bind(*operands, jaxpr=closed.jaxpr, num_public=num_public, order=order)
+
+
+def _refuse_side_effects(jaxpr: Any) -> None:
+    for eqn in jaxpr.eqns:
+        if eqn.effects or "callback" in eqn.primitive.name:
+            raise ValueError(
+                f"the model's row function calls {eqn.primitive.name}: rows would leave through it; take prints, "
+                "callbacks and other effects out of it"
+            )
+        several = [value if isinstance(value, tuple | list) else [value] for value in eqn.params.values()]
+        values = [part for parts in several for part in parts]
+        for inner in (getattr(value, "jaxpr", value) for value in values):
+            if hasattr(inner, "eqns"):
+                _refuse_side_effects(inner)
 
 
 def of_unit(row_value: Callable[[Any, Mapping[str, Array]], Array], unit: str) -> Callable:

@@ -201,6 +201,8 @@ def _check_shapes(query: Query, rows: Rows) -> int:
     chance = jax.eval_shape(query.chance, key)
     question = jax.eval_shape(query.ask, chance, state)
     answer = jax.eval_shape(query.row_value, question, row)
+    one = {name: jax.ShapeDtypeStruct((1, *value.shape), value.dtype) for name, value in row.items()}
+    jax.eval_shape(partial(bounded_sum, query.row_value), question, one, np.ones(1), np.ones(()))
     if answer.shape != (query.size,):
         raise ValueError(f"row_value gives shape {answer.shape}; the query's size is {query.size}")
     _, point = jax.eval_shape(query.update, state, question, answer)
