@@ -1,3 +1,5 @@
+import errno
+import itertools
 import os
 import stat
 
@@ -74,6 +76,63 @@ def test_a_failed_rename_puts_the_old_folder_back(tmp_path, monkeypatch, failing
     with pytest.raises(OSError, match="No space"), new_folder(tmp_path / "folder") as scratch:
         (scratch / "a").write_bytes(b"new")
     assert tree(tmp_path) == {"folder": None, "folder/a": b"old"}
+
+
+def test_an_interrupt_between_the_two_renames_puts_the_old_folder_back(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").write_bytes(b"old")
+    rename = os.replace
+
+    def replace(source, target):
+        rename(source, target)
+        if source == tmp_path / "folder":
+            raise Stopped
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(Stopped), new_folder(tmp_path / "folder") as scratch:
+        (scratch / "a").write_bytes(b"new")
+    assert tree(tmp_path) == {"folder": None, "folder/a": b"old"}
+
+
+@pytest.mark.parametrize("parents", ["", "made/for/it"])
+def test_what_is_in_place_survives_a_loss_of_power(tmp_path, monkeypatch, parents):
+    """Every file and folder is synced before it is renamed, and the folders that hold its name after that."""
+    synced, renamed = [], []
+    sync, rename = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), sync(handle)))
+    monkeypatch.setattr(os, "replace", lambda *names: (renamed.append(len(synced)), rename(*names)))
+    with new_folder(tmp_path / parents / "folder") as scratch:
+        (scratch / "deep").mkdir()
+        (scratch / "deep" / "a").write_bytes(b"1")
+        (scratch / "b").write_bytes(b"2")
+    with new_file(tmp_path / parents / "file") as scratch:
+        scratch.write_bytes(b"3")
+    number = {str(path.relative_to(tmp_path / parents)): path.stat().st_ino for path in (tmp_path / parents).rglob("*")}
+    moments = [0, *renamed, len(synced)]
+    first, second, third = (synced[start:end] for start, end in itertools.pairwise(moments))
+    assert {number[name] for name in ("folder", "folder/deep", "folder/deep/a", "folder/b")} <= set(first)
+    above = {
+        path.stat().st_ino for path in (tmp_path, *tmp_path.rglob("*")) if path in (tmp_path / parents / "x").parents
+    }
+    assert above <= set(second)
+    assert number["file"] in second
+    assert (tmp_path / parents).stat().st_ino in third
+
+
+def test_a_file_system_that_cannot_sync_folders_is_no_reason_to_fail_but_a_broken_disk_is(tmp_path, monkeypatch):
+    def failing(number):
+        def sync(_):
+            raise OSError(number, os.strerror(number))
+
+        return sync
+
+    monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))
+    with new_file(tmp_path / "file") as scratch:
+        scratch.write_bytes(b"1")
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(OSError, match="Errno 5"), new_file(tmp_path / "file") as scratch:
+        scratch.write_bytes(b"2")
+    assert tree(tmp_path) == {"file": b"1"}
 
 
 def test_a_replaced_folder_loses_nothing_that_the_new_one_lacks(tmp_path):

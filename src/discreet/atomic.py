@@ -1,8 +1,10 @@
 """Writing all or nothing: work in a hidden neighbour of the target, then rename into place.
 
-Whatever ends the block early, the target stays as it was and no folder made for it stays behind.
+Whatever ends the block early, the target stays as it was and no folder made for it stays behind. What is in place when
+the block has ended is on the disk: it survives a loss of power.
 """
 
+import errno
 import os
 import shutil
 import tempfile
@@ -25,6 +27,7 @@ def new_file(target: str | os.PathLike) -> Iterator[Path]:
     with _neighbour(target) as place:
         scratch = place / target.name
         yield scratch
+        sync(scratch)
         os.replace(scratch, target)
 
 
@@ -32,7 +35,9 @@ def new_file(target: str | os.PathLike) -> Iterator[Path]:
 def new_folder(target: str | os.PathLike) -> Iterator[Path]:
     """A scratch folder that becomes `target` when the block ends well, and nothing when it does not.
 
-    An existing `target` is replaced only if the new one has all of its names: nothing else is ever deleted.
+    An existing `target` is replaced only if the new one has all of its names: nothing else is ever deleted. That takes
+    two renames, with a moment between them in which there is no `target`; a kill in that moment leaves the old one as
+    `.discreet-…/old` beside it.
     """
     target = Path(os.path.abspath(target))
     with _neighbour(target) as place:
@@ -40,14 +45,32 @@ def new_folder(target: str | os.PathLike) -> Iterator[Path]:
         scratch.mkdir()
         yield scratch
         refuse_loss(target, os.listdir(scratch))
-        if target.exists():
-            os.replace(target, retired)
+        for part in (*scratch.rglob("*"), scratch):
+            if not part.is_symlink():
+                sync(part)
         try:
+            if target.exists():
+                os.replace(target, retired)
             os.replace(scratch, target)
-        except OSError:
-            if retired.exists():
+        except BaseException:
+            if retired.exists() and not target.exists():
                 os.replace(retired, target)
             raise
+
+
+def sync(path: str | os.PathLike) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, as far as the system can do that."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
 
 
 def refuse_loss(target: str | os.PathLike, names: Collection[str]) -> None:
@@ -74,6 +97,8 @@ def _neighbour(target: Path) -> Iterator[Path]:
         place = Path(tempfile.mkdtemp(prefix=".discreet-", dir=target.parent))
         try:
             yield place
+            for folder in (target.parent, *(parent.parent for parent in parents)):
+                sync(folder)
         finally:
             shutil.rmtree(place, ignore_errors=True)
     finally:
