@@ -4,6 +4,8 @@ import json
 import math
 import multiprocessing
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -129,16 +131,38 @@ def test_the_filter_s_bound_is_the_gaussian_s_own_at_a_fixed_order():
 def test_files_that_are_no_ledgers_are_refused_and_stay_as_they_are(tmp_path):
     with pytest.raises(LedgerError, match="there is no ledger at"):
         Account(tmp_path / "none.db", "people")
-    text, other = tmp_path / "text.db", tmp_path / "other.db"
+    text, other, marked = (tmp_path / name for name in ("text.db", "other.db", "marked.db"))
     text.write_text("not a database, but long enough to look like one" * 100)
     sqlite3.connect(other).execute("create table t (x)").connection.close()
-    for path in (text, other):
+    sqlite3.connect(marked).execute("pragma user_version = 7").connection.close()
+    names = sorted(tmp_path.iterdir())
+    for path in (text, other, marked):
         before = path.read_bytes()
         for use in (lambda path=path: Account(path, "x"), lambda path=path: open_account(path, "x", Budget(1, DELTA))):
             with pytest.raises(LedgerError, match=r"cannot be used as a ledger|is no ledger of format"):
                 use()
-        if path == text:
-            assert path.read_bytes() == before
+        assert path.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == names
+
+
+def test_a_foreign_database_with_a_log_of_its_own_keeps_it(tmp_path):
+    """A connection that may write would carry the log over into the file when it closes."""
+    path = tmp_path / "other.db"
+    made = "import os, sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('pragma journal_mode = wal'); "
+    made += "db.execute('create table t (x)'); os._exit(0)"
+    subprocess.run([sys.executable, "-c", made, str(path)], check=True)
+    log = path.with_name("other.db-wal")
+    before = path.read_bytes(), log.read_bytes()
+    assert before[1]
+    with pytest.raises(LedgerError, match="is no ledger of format"):
+        open_account(path, "x", Budget(1, DELTA))
+    assert (path.read_bytes(), log.read_bytes()) == before
+
+
+def test_an_empty_file_becomes_a_ledger(tmp_path):
+    (tmp_path / "ledger.db").touch()
+    open_account(tmp_path / "ledger.db", "people", Budget(1.0, DELTA))
+    assert [found.name for found in accounts(tmp_path / "ledger.db")] == ["people"]
 
 
 def test_a_damaged_entry_closes_the_account(account):

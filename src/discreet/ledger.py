@@ -223,27 +223,46 @@ def _opened(path: Path, new: bool = False) -> Iterator[sqlite3.Connection]:
     if not new and not path.is_file():
         raise LedgerError(f"there is no ledger at {path}: start one with discreet ledger init")
     try:
+        if new:
+            _prepare(path)
         with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as db:
-            if new:
-                _prepare(db)
-            kind, form = (db.execute(f"pragma {name}").fetchone()[0] for name in ("application_id", "user_version"))
-            if (kind, form) != (APPLICATION, FORMAT):
-                raise LedgerError(
-                    f"{path} is no ledger of format {FORMAT}: give the file that discreet ledger init made"
-                )
+            if _stamp(db) != (APPLICATION, FORMAT):
+                raise _foreign(path)
             db.execute("pragma synchronous = full")
             yield db
     except sqlite3.DatabaseError as error:
         raise LedgerError(f"{path} cannot be used as a ledger: {error}") from None
 
 
-def _prepare(db: sqlite3.Connection) -> None:
-    """Make an empty file a ledger; one that is none, or is one, stays as it is."""
-    db.execute("pragma journal_mode = wal")
-    db.execute("begin immediate")
-    if not db.execute("select 1 from sqlite_master").fetchone():
-        for statement in _TABLES.split(";"):
-            db.execute(statement)
-        db.execute(f"pragma application_id = {APPLICATION}")
-        db.execute(f"pragma user_version = {FORMAT}")
-    db.execute("commit")
+def _prepare(path: Path) -> None:
+    """Make an empty file, or none, a ledger; one that is none, or is one, stays as it is."""
+    if path.exists():
+        reading = f"{path.absolute().as_uri()}?mode=ro"  # a connection that could write would tidy up when it closes
+        with closing(sqlite3.connect(reading, uri=True, timeout=PATIENCE)) as db:
+            if _stamp(db) == (APPLICATION, FORMAT):
+                return
+            if _stamp(db) != (0, 0) or _holds_tables(db):
+                raise _foreign(path)
+    with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as db:
+        db.execute("pragma journal_mode = wal")
+        db.execute("begin immediate")
+        if not _holds_tables(db):
+            for statement in _TABLES.split(";"):
+                db.execute(statement)
+            db.execute(f"pragma application_id = {APPLICATION}")
+            db.execute(f"pragma user_version = {FORMAT}")
+        db.execute("commit")
+
+
+def _stamp(db: sqlite3.Connection) -> tuple[int, int]:
+    """Whose file this is, and of which format; an empty one has zeros."""
+    application, form = (db.execute(f"pragma {name}").fetchone()[0] for name in ("application_id", "user_version"))
+    return application, form
+
+
+def _holds_tables(db: sqlite3.Connection) -> bool:
+    return db.execute("select 1 from sqlite_master").fetchone() is not None
+
+
+def _foreign(path: Path) -> LedgerError:
+    return LedgerError(f"{path} is no ledger of format {FORMAT}: give the file that discreet ledger init made")
