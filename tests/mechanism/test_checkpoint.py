@@ -1,5 +1,7 @@
 """Runs that are cut short: what they leave goes on with the same noise, and is refused by anything else."""
 
+import copy
+import fcntl
 import os
 import pickle
 import shutil
@@ -91,8 +93,151 @@ def test_whatever_is_kept_of_the_trace_is_kept_across_a_cut(tmp_path, keep):
     assert (found.cross is None) == (keep == "blocks")
 
 
+def kept(folder, account=None, done=3, **options):
+    """A checkpoint that a run has left, without the run: its stream, its rows and how to restore it."""
+    stream, rows, state = secure(), tiny.rows(), {"phi": np.arange(3.0)}
+    checkpoint = Checkpoint(folder, account, **options)
+    checkpoint.restore(stream, {"what": "made up"}, rows, state)
+    checkpoint.save(stream, 0, state)
+    checkpoint.charge(tiny.choice().plan)
+    for block in range(1, done + 1):
+        checkpoint.save(stream, block, state, (np.full(4, float(block)), np.ones((2, 3))))
+    return lambda again: again.restore(again.noise(secure()), {"what": "made up"}, rows, state)
+
+
+@pytest.mark.parametrize("folder", [None, "run"])
+def test_a_checkpoint_serves_one_run_and_refuses_a_second_before_it_is_charged(tmp_path, folder):
+    """Else a second fit would draw fresh noise under the first one's entry."""
+    account = open_account(tmp_path / "ledger.db", "tiny", Budget(9.0, tiny.DELTA))
+    checkpoint = Checkpoint(folder and tmp_path / folder, account)
+    asked = {"epsilon": tiny.EPSILON, "delta": tiny.DELTA, "choice": tiny.choice(), "draws": 10}
+    asked |= {"reading": "last iterate", "checkpoint": checkpoint}
+    fit(tiny.MODEL, tiny.rows(), **asked)
+    before = account.entries()
+    for again in (checkpoint, copy.copy(checkpoint)):
+        with pytest.raises(CheckpointError, match="has served a run: make a new Checkpoint"):
+            fit(tiny.MODEL, tiny.rows(), **asked | {"checkpoint": again})
+    assert account.entries() == before
+    with pytest.raises(TypeError):
+        pickle.dumps(checkpoint)
+
+
+def test_a_run_has_no_name_before_it_begins():
+    """Processes that were forked with one object would share it, and charge one run for all."""
+    checkpoint = Checkpoint()
+    assert checkpoint.run == ""
+    checkpoint.begin()
+    assert len(checkpoint.run) == 32
+
+
+def test_the_key_of_a_run_that_goes_on_is_handed_out_once_and_then_forgotten(tmp_path):
+    kept(tmp_path / "run")
+    checkpoint = Checkpoint(tmp_path / "run")
+    key = checkpoint._saved["key"]
+    stream = checkpoint.noise(secure())
+    assert any(stream._key)
+    assert not key.any()
+    with pytest.raises(CheckpointError, match="has served a run"):
+        checkpoint.noise(secure())
+
+
+@pytest.mark.parametrize("there", ["a checkpoint", "a file"])
+def test_a_folder_that_another_run_made_meanwhile_stays_as_it_is(tmp_path, there):
+    """Both looked when there was none: whoever comes second is refused, uncharged, and removes nothing."""
+    account = open_account(tmp_path / "ledger.db", "tiny", Budget(9.0, tiny.DELTA))
+    late = Checkpoint(tmp_path / "run", account)
+    stream, state = secure(), {"phi": np.arange(3.0)}
+    late.restore(stream, {}, tiny.rows(), state)
+    if there == "a file":
+        (tmp_path / "run").write_text("hello")
+    else:
+        goes_on = kept(tmp_path / "run", account)
+    before = account.entries()
+    with pytest.raises(CheckpointError, match="was made by another run just now"):
+        late.save(stream, 0, state)
+    assert account.entries() == before
+    assert [path.name for path in tmp_path.glob("*run*")] == ["run"]
+    with pytest.raises(ValueError, match="has no run"):
+        late.finish()
+    if there == "a file":
+        assert (tmp_path / "run").read_text() == "hello"
+    else:
+        assert goes_on(Checkpoint(tmp_path / "run", account))[0] == 3
+
+
+def test_a_refused_charge_removes_no_folder_but_its_own(tmp_path):
+    poor = open_account(tmp_path / "ledger.db", "tiny", Budget(0.5, tiny.DELTA))
+    refused = Checkpoint(tmp_path / "run", poor)
+    refused.begin()
+    kept(tmp_path / "run")
+    with pytest.raises(ValueError, match="would have spent"):
+        refused.charge(tiny.choice().plan)
+    Checkpoint(tmp_path / "run")
+    with pytest.raises(ValueError, match="would have spent"):
+        kept(tmp_path / "other", poor)
+    assert [path.name for path in tmp_path.glob("*") if "ledger" not in path.name] == ["run"]
+
+
+def test_a_folder_that_was_taken_away_is_not_made_anew_in_part(tmp_path):
+    stream, state = secure(), {"phi": np.arange(3.0)}
+    with Checkpoint(tmp_path / "run") as checkpoint:
+        checkpoint.restore(stream, {}, tiny.rows(), state)
+        checkpoint.save(stream, 0, state)
+        shutil.rmtree(tmp_path / "run")
+        checkpoint.save(stream, 1, state, np.ones(3))
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_run_left_that_died_in_its_first_save_is_swept_unless_it_lives(tmp_path):
+    """The folder under its first name, as a kill leaves it; the lock goes with the process."""
+    left = tmp_path / f".run.{32 * 'a'}"
+    kept(left)
+    empty, other = tmp_path / f".run.{32 * 'b'}", tmp_path / f".run.x.{32 * 'c'}"
+    for folder in (empty, other):
+        folder.mkdir()
+    (other / SECRET).write_bytes(b"of another run")
+    handle = os.open(left, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    Checkpoint(tmp_path / "run")
+    assert (left / SECRET).exists()
+    os.close(handle)
+    Checkpoint(tmp_path / "run")
+    assert not left.exists()
+    assert empty.exists()  # its process may be about to hold it; it holds nothing
+    assert other.exists()
+
+
+def test_a_first_save_holds_what_it_makes(tmp_path, monkeypatch):
+    seen = []
+
+    def watched(place, folder):
+        Checkpoint(tmp_path / "run")  # another process would sweep now
+        seen.append((place / SECRET).exists())
+        move(place, folder)
+
+    move = os.rename
+    monkeypatch.setattr(os, "rename", watched)
+    kept(tmp_path / "run")
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("moment", ["write", "rename"])
+def test_an_error_in_the_first_save_leaves_nothing(tmp_path, monkeypatch, moment):
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    if moment == "rename":
+        monkeypatch.setattr(os, "rename", fails)
+    else:
+        monkeypatch.setattr(np, "savez", fails)
+    with pytest.raises(OSError, match="No space"):
+        kept(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_its_owner_can_read_it(tmp_path):
-    cut(tmp_path / "run")
+    kept(tmp_path / "run", notes={"asked.json": "{}"})
+    assert (tmp_path / "run" / "asked.json").read_text() == "{}\n"
     assert stat.S_IMODE(os.stat(tmp_path / "run").st_mode) == 0o700
     for file in (tmp_path / "run").iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -157,6 +302,20 @@ def test_a_refused_charge_leaves_nothing_behind(tmp_path):
         released(tmp_path / "run", account)
     assert not (tmp_path / "run").exists()
     assert not [path for path in tmp_path.iterdir() if "run" in path.name]
+
+
+def test_a_run_knows_its_own_whole_release(tmp_path):
+    plan = tiny.choice().plan
+    query = elbo.query(tiny.MODEL, plan, tiny.choice().settings)
+    mine = run(secure(), plan, query, tiny.rows(), keep="trace", checkpoint=Checkpoint(tmp_path / "run"))
+    again = Checkpoint(tmp_path / "run")
+    assert again.has_told(mine)
+    assert not again.has_told(tiny.posterior().release)
+    assert not again.has_told(replace(mine, noise="simulated"))
+    assert not again.has_told(replace(mine, blocks=mine.blocks._replace(mean=mine.blocks.mean + 1e-9)))
+    shorter = replace(mine, blocks=type(mine.blocks)(*(field[:-1] for field in mine.blocks)))
+    assert not again.has_told(shorter)
+    assert not Checkpoint(tmp_path / "new").has_told(mine)
 
 
 def test_a_failure_after_the_run_keeps_the_checkpoint_and_what_it_told(tmp_path):
