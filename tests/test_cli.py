@@ -279,6 +279,47 @@ def test_tune_states_its_price_before_it_runs_and_writes_the_best_trial(here, ca
         assert word in out
 
 
+def test_a_search_is_saved_before_it_is_committed(here, capsys, monkeypatch):
+    def full(*_):
+        assert [entry.state for entry in Account(here / "l.db", "people").entries()] == ["intent"]
+        raise OSError(28, "No space left on device", "out")
+
+    call(capsys, "ledger", "init", "l.db", "people", **{"--epsilon": "2", "--delta": "1e-4"})
+    paid = {"--ledger": "l.db", "--dataset": "people", "--trials": "1.5", "--clip": "0.5,1"}
+    monkeypatch.setattr("discreet.tune._trial", lambda *_: (tiny.posterior(), 1.0, "clip norm × 1"))
+    monkeypatch.setattr("discreet.report.folder.save_run", full)
+    code, out, err = call(capsys, "tune", "t.csv", **FIT | paid)
+    assert code == 1
+    assert "Intercept" in out
+    assert "the budget is spent: keep the numbers printed above" in err
+    (entry,) = Account(here / "l.db", "people").entries()
+    assert (entry.state, entry.purpose) == (
+        "intent", "Logistic regression of ill: search over clip norm × 0.5, clip norm × 1"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("moment", "paying", "said"),
+    [
+        ("_trial", True, "no results were written; a search cannot be resumed: it stays charged"),
+        ("_how_many", False, "no results were written; a search cannot be resumed: if rows had been asked"),
+        ("check", True, "no results were written; a search cannot be resumed: it was not charged"),
+    ],
+)
+def test_an_interrupted_search_says_what_is_true(here, capsys, monkeypatch, moment, paying, said):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"discreet.tune.{moment}", interrupted)
+    call(capsys, "ledger", "init", "l.db", "people", **{"--epsilon": "2", "--delta": "1e-4"})
+    paid = {"--ledger": "l.db", "--dataset": "people"} if paying else {}
+    code, out, err = call(capsys, "tune", "t.csv", **FIT | paid | {"--trials": "1.5", "--clip": "0.5,1"})
+    assert (code, out) == (cli.INTERRUPTED, "")
+    assert f"error: interrupted: {said}" in err
+    assert "discreet resume" not in err
+    assert not Path("out").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

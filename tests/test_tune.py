@@ -10,6 +10,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from discreet import tune as module
 from discreet.accounting import calibrate_search, composed_epsilon, guarantee
+from discreet.fitting import Checkpoint
 from discreet.ledger import Budget, LedgerError, open_account
 from discreet.mechanism import noise
 from discreet.plan import TRIAL_LAWS, Plan, Search, from_dict
@@ -258,6 +259,36 @@ def test_what_cannot_be_searched_is_refused_before_anything_is_spent(ask, said, 
 
 def test_simulated_searches_are_paid_by_no_account(tmp_path):
     account = open_account(tmp_path / "ledger.db", "tiny", Budget(9.0, DELTA))
-    with pytest.raises(ValueError, match="leave the account out"):
-        tune(prepared(), tiny.rows(), seed=1, account=account)
+    for paid in ({"account": account}, {"checkpoint": Checkpoint(None, account)}):
+        with pytest.raises(ValueError, match="leave the account out"):
+            tune(prepared(), tiny.rows(), seed=1, **paid)
     assert account.entries() == []
+
+
+def test_a_search_is_committed_when_the_caller_has_saved_it_and_charged_once(tmp_path, monkeypatch):
+    account = open_account(tmp_path / "ledger.db", "tiny", Budget(9.0, DELTA))
+    monkeypatch.setattr(module, "_trial", lambda *_: (tiny.posterior(), 1.0, "× 1"))
+    with Checkpoint(None, account, "a search") as checkpoint:
+        tune(prepared(), tiny.rows(), checkpoint=checkpoint)
+        assert [entry.state for entry in account.entries()] == ["intent"]
+        with pytest.raises(ValueError, match="has served a run"):
+            tune(prepared(), tiny.rows(), checkpoint=checkpoint)
+    (entry,) = account.entries()
+    assert (entry.state, entry.purpose, entry.run) == ("committed", "a search", checkpoint.run)
+
+
+def test_what_cannot_keep_a_search_is_refused_uncharged(tmp_path):
+    account = open_account(tmp_path / "ledger.db", "tiny", Budget(9.0, DELTA))
+    with pytest.raises(ValueError, match="give a Checkpoint without a folder"):
+        tune(prepared(), tiny.rows(), checkpoint=Checkpoint(tmp_path / "run", account))
+    with pytest.raises(ValueError, match="give the account to the checkpoint"):
+        tune(prepared(), tiny.rows(), account=account, checkpoint=Checkpoint(None, account))
+    assert account.entries() == []
+
+
+def test_the_stream_of_a_private_score_is_forgotten(monkeypatch):
+    made = []
+    monkeypatch.setattr(module, "secure", lambda: made.append(noise.secure()) or made[-1])
+    monkeypatch.setattr(module, "fit", lambda *_, **__: tiny.posterior())
+    assert module._trial(prepared(), "× 1", tiny.rows(), None, None, 10) is not None
+    assert [len(stream._key) for stream in made] == [0]

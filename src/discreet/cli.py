@@ -218,6 +218,7 @@ def tune(
     Planning on simulated rows is free, and is what `discreet fit` does. Search only where that is not enough: each
     trial gets a part of the budget. How long the search takes tells how many trials there were: keep that to yourself.
     """
+    from discreet.fitting import Checkpoint
     from discreet.planner import of_method
     from discreet.tune import prepare
     from discreet.tune import tune as run_search
@@ -234,11 +235,25 @@ def tune(
     }
     ready = prepare(model, candidates, epsilon=epsilon, delta=delta, trials=trials, law=law)
     _say(_err, f"before it runs: {ready}")
-    with _err.status("searching"):
-        posterior = run_search(ready, rows, seed=simulate, account=account)
-    _save(out, posterior, _title(asked), as_json)
+    title = _title(asked)
+    kept = Checkpoint(None, account, f"{title}: search over {', '.join(candidates)}")
+    try:
+        with kept:
+            with _err.status("searching"):
+                posterior = run_search(ready, rows, seed=simulate, checkpoint=kept)
+            _save(out, posterior, title, as_json)
+    except KeyboardInterrupt:
+        written = f"{out} was written" if out.exists() else "no results were written"
+        _fail(f"interrupted: {written}; a search cannot be resumed: {_spent(account, kept.run)}", INTERRUPTED)
     _say(_err, f"chosen: {posterior.info['search']['chosen']}")
     _show_fit(posterior, out, as_json)
+
+
+def _spent(account: "Account | None", run: str) -> str:
+    """What an interrupted search has cost."""
+    if account is None:
+        return "if rows had been asked, that is spent"
+    return "it stays charged" if any(entry.run == run for entry in account.entries()) else "it was not charged"
 
 
 def _given(asked: Mapping[str, Any]) -> "tuple[Account | None, Model, Rows]":

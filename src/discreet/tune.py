@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from scipy import stats
 
 from discreet.accounting import Guarantee, calibrate_search, guarantee
-from discreet.fitting import Rows, check, fit, question, run, secure, simulated
+from discreet.fitting import Checkpoint, Rows, check, fit, question, run, secure, simulated
 from discreet.ledger import Account
 from discreet.methods import statistics
 from discreet.model import Model
@@ -83,6 +83,7 @@ def tune(
     *,
     seed: int | None = None,
     account: Account | None = None,
+    checkpoint: Checkpoint | None = None,
     draws: int = 4000,
 ) -> Posterior:
     """The posterior of the best trial, with the guarantee of the whole search.
@@ -90,13 +91,22 @@ def tune(
     `score` is a public function of a posterior, the larger the better; without it rows are asked, as `prepare` planned.
     A trial that cannot be read, or whose score is no number, is the worst. How many trials there were is not told, and
     whoever can measure how long this takes must not be among those that the guarantee is for. A `seed` is for
-    rehearsals, which are not private. An `account` is charged before the first row is asked.
+    rehearsals, which are not private.
+
+    An `account` is charged before the first row is asked, and committed after the last. A `checkpoint` without a folder
+    has an account of its own, and commits it when its block ends: save the posterior inside. A search cannot go on: one
+    that is cut short stays charged.
     """
     paid = len(tuning.search.trial) > 1
     if paid == (score is not None):
         wanted = "no score=, or prepare(score_bound=None)" if paid else "a score=, or prepare with a score_bound"
         raise ValueError(f"this search was prepared {'with' if paid else 'without'} a private score: give {wanted}")
-    if seed is not None and account is not None:
+    if account is not None and checkpoint is not None:
+        raise ValueError("give the account to the checkpoint: it is charged once for a search")
+    if checkpoint is not None and checkpoint.folder is not None:
+        raise ValueError(f"{checkpoint}: a search cannot go on if it is cut short: give a Checkpoint without a folder")
+    kept = checkpoint or Checkpoint(None, account, f"search over {', '.join(tuning.candidates)}")
+    if seed is not None and kept.account is not None:
         raise ValueError("simulated noise protects nobody, so no budget pays for it: leave the account out")
     search = tuning.search
     if (rows.num_rows, rows.unit) != (search.num_rows, search.unit):
@@ -105,7 +115,8 @@ def tune(
     for choice in tuning.candidates.values():
         check(tuning.model, choice)
         question(tuning.model, rows.schema, choice)
-    charged = None if account is None else account.charge(search, f"search over {', '.join(tuning.candidates)}")
+    kept.begin()
+    kept.charge(search)
     chance = random.SystemRandom() if seed is None else random.Random(seed)
     best = None
     for number in range(_how_many(search, chance.random())):
@@ -113,8 +124,8 @@ def tune(
         found = _trial(tuning, name, rows, score, None if seed is None else 1000 * seed + 2 * number, draws)
         if found is not None and (best is None or found[1] > best[1]):
             best = found
-    if account is not None and charged is not None:
-        account.commit(charged)
+    if checkpoint is None:
+        kept.finish()
     if best is None:
         raise TraceError("no trial of this search could be read and scored, and its budget is spent: choose others")
     return _told(tuning, *best, "secure" if seed is None else "simulated")
@@ -133,7 +144,10 @@ def _trial(
         else:
             query = _score_query(model, posterior, tuning.search.trial[1])
             stream = secure() if seed is None else simulated(seed + 1)
-            found = float(run(stream, tuning.search.trial[1], query, rows).last[0])
+            try:
+                found = float(run(stream, tuning.search.trial[1], query, rows).last[0])
+            finally:
+                stream.forget()
     except (TraceError, ArithmeticError):
         return None
     return (posterior, found, name) if math.isfinite(found) else None
