@@ -355,6 +355,9 @@ def test_a_ledger_is_opened_shown_and_exported(here, capsys):
     code, out, err = call(capsys, "ledger", "init", "l.db", "people", **budget)
     assert (code, err) == (0, "")
     assert "nothing spent" in out
+    assert "\nnot adaptive: decide how much each fit spends before" in out
+    out = call(capsys, "ledger", "init", "other.db", "people", "--adaptive", **budget)[1]
+    assert "\nadaptive: results may decide how much is spent next" in out
     account = Account(here / "l.db", "people")
     account.commit(account.charge(tiny.choice().plan, "first"))
     account.charge(tiny.choice().plan, "second")

@@ -392,6 +392,9 @@ def ledger_init(
 
     account = open_account(path, dataset, Budget(epsilon, delta, relation, rows, adaptive, unit))
     _say(_out, f"{account.name}: ε = {epsilon:g}, δ = {delta:g} for each {unit}, {relation}; nothing spent")
+    adapts = "adaptive: results may decide how much is spent next, no search is charged, and fits cost a little more"
+    fixed = "not adaptive: decide how much each fit spends before its results, or those of others, are seen"
+    _say(_out, adapts if adaptive else fixed)
 
 
 @ledgers.command("show")
