@@ -12,6 +12,7 @@ from discreet import cli, planner
 from discreet.ledger import Account
 from discreet.mechanism import loop
 from discreet.posterior.types import Posterior
+from discreet.report.folder import save_run
 from discreet.schema import Schema
 from tests import tiny
 
@@ -252,6 +253,50 @@ def test_a_fit_that_was_cut_short_goes_on_where_it_was_and_is_charged_once(here,
     assert Posterior.load("out/posterior.nc").guarantee.private
     assert [entry.state for entry in Account(here / "l.db", "people").entries()] == ["committed"]
     assert_refused(capsys, here, "would have spent", "fit", "t.csv", **FIT | paying | {"--out": "more"})
+
+
+@pytest.fixture
+def uncommitted(here, capsys, monkeypatch):
+    """A run that was saved and then killed, before its entry was committed."""
+    call(capsys, "ledger", "init", "l.db", "people", **{"--epsilon": "1.2", "--delta": "1e-4", "--rows": "300"})
+    with monkeypatch.context() as patch:
+        patch.setattr("discreet.mechanism.checkpoint.Checkpoint.finish", lambda _: cli._fail("killed", 1))
+        assert call(capsys, "fit", "t.csv", **FIT | {"--ledger": "l.db", "--dataset": "people"})[0] == 1
+    assert Path("out/posterior.nc").exists()
+    return Account(here / "l.db", "people")
+
+
+def test_a_run_that_was_saved_and_not_committed_is_only_ended(uncommitted, capsys, monkeypatch):
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    monkeypatch.setattr(loop, "run", lambda *_, **__: pytest.fail("asked"))
+    code, out, err = call(capsys, "resume", "out.checkpoint")
+    assert code == 0
+    assert "out was saved before the run was cut short: only its end was missing" in err
+    assert "Intercept" in out
+    assert [entry.state for entry in uncommitted.entries()] == ["committed"]
+    assert not Path("out.checkpoint").exists()
+    assert before == {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+
+
+def test_a_folder_that_is_not_the_whole_run_s_own_commits_nothing(uncommitted, capsys):
+    """In part, of two runs, damaged, of another run, and no folder at all."""
+    out, whole = Path("out"), Path("whole")
+    out.rename(whole)
+    changes = [
+        lambda: (out / "report.html").unlink(),
+        lambda: (out / "guarantee.json").write_text("{}"),
+        lambda: (out / "posterior.nc").write_bytes((whole / "posterior.nc").read_bytes()[:900]),
+        lambda: shutil.rmtree(out / "release") or tiny.posterior().release.save(out / "release"),
+        lambda: shutil.rmtree(out) or save_run(out, tiny.posterior(), "<html>"),
+        lambda: shutil.rmtree(out) or out.write_text("hello"),
+    ]
+    for change in changes:
+        shutil.copytree(whole, out)
+        change()
+        assert_refused(capsys, Path(), "out exists: choose another", "resume", "out.checkpoint")
+        assert [entry.state for entry in uncommitted.entries()] == ["intent"]
+        assert Path("out.checkpoint/secret.npz").exists()
+        shutil.rmtree(out) if out.is_dir() else out.unlink()
 
 
 @pytest.mark.parametrize("what", ["nowhere", "t.csv", "."])

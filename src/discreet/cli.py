@@ -43,6 +43,10 @@ _DELTA = Annotated[float, typer.Option(help="privacy budget δ, well below one o
 _OUT = Annotated[Path, typer.Option(help="folder for the results; must not exist")]
 _LEDGER_OPTION = Annotated[Path | None, typer.Option(help="the ledger that keeps the data set's budget")]
 _DATASET = Annotated[str | None, typer.Option(help="the data set's name in the ledger")]
+# What a fit was asked, as its checkpoint keeps it.
+_ASKED: dict[str, Any] = dict.fromkeys(("table", "schema", "out", "outcome", "family", "method", "reading"), str)
+_ASKED |= dict.fromkeys(("ledger", "covariates", "solver", "dataset"), str | None)
+_ASKED |= {"epsilon": float | int, "delta": float | int, "simulate": int | None}
 _SIMULATE = Annotated[int | None, typer.Option(help="a seed: a rehearsal with known noise, NOT private")]
 
 
@@ -163,16 +167,43 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="the checkpoint that a run has left: OUT.checkpoint")],
     as_json: _JSON = False,
 ):
-    """Go on with a fit that was cut short: the same noise, the same charge, the same results as if nothing had been."""
+    """Go on with a fit that was cut short: the same noise, the same charge, the same results as if nothing had been.
+
+    If only its end is missing, because OUT was saved already, its entry is committed and the checkpoint removed.
+    """
     try:
         asked = json.loads((folder / ASKED).read_text())
-        out = Path(asked["out"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(f"{folder} is not the checkpoint of a fit: give the folder OUT.checkpoint") from None
+    except (OSError, ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict) or not all(
+        name in asked and isinstance(asked[name], kind) for name, kind in _ASKED.items()
+    ):
+        raise ValueError(f"{folder} is not the checkpoint of a fit: give the folder OUT.checkpoint")
+    out = Path(asked["out"])
     if os.path.abspath(folder) != os.path.abspath(_checkpoint_of(out)):
         raise ValueError(f"{folder} was moved: a run goes on where it began, as {_checkpoint_of(out)}")
+    if os.path.lexists(out) and _finish(asked, out, as_json):
+        return
     _refuse_unwritable(out)
     _fit(asked, out, as_json)
+
+
+def _finish(asked: Mapping[str, Any], out: Path, as_json: bool) -> bool:
+    """End a run whose results were saved before it was cut short; whether they were, and are this run's own."""
+    from discreet.fitting import Checkpoint
+    from discreet.report.folder import load_run
+
+    checkpoint = Checkpoint(_checkpoint_of(out), _account(asked))
+    try:
+        posterior = load_run(out)
+    except (OSError, ValueError):
+        return False
+    if posterior.release is None or not checkpoint.has_told(posterior.release):
+        return False
+    checkpoint.finish()
+    _say(_err, f"{out} was saved before the run was cut short: only its end was missing, and nothing was asked again")
+    _show_fit(posterior, out, as_json)
+    return True
 
 
 def _fit(asked: Mapping[str, Any], out: Path, as_json: bool) -> None:
@@ -260,17 +291,22 @@ def _given(asked: Mapping[str, Any]) -> "tuple[Account | None, Model, Rows]":
     """The account, the model and the rows that a command asks for."""
     from discreet.families.glm import glm
     from discreet.fitting import encode
-    from discreet.ledger import Account
     from discreet.schema import Schema
 
-    if (asked["ledger"] is None) != (asked["dataset"] is None):
-        raise ValueError("--ledger and --dataset go together: which ledger, and under which name the data set is there")
-    account = None if asked["ledger"] is None else Account(Path(asked["ledger"]), asked["dataset"])
+    account = _account(asked)
     declared, outcome = Schema.load(Path(asked["schema"])), asked["outcome"]
     model = glm(asked["family"], outcome, _covariates(asked["covariates"], outcome, declared), declared)
     rows = encode(Path(asked["table"]), declared.select(model.columns))
     _warn_of_delta(asked["delta"], rows.num_rows)
     return account, model, rows
+
+
+def _account(asked: Mapping[str, Any]) -> "Account | None":
+    from discreet.ledger import Account
+
+    if (asked["ledger"] is None) != (asked["dataset"] is None):
+        raise ValueError("--ledger and --dataset go together: which ledger, and under which name the data set is there")
+    return None if asked["ledger"] is None else Account(Path(asked["ledger"]), asked["dataset"])
 
 
 def _title(asked: Mapping[str, Any]) -> str:

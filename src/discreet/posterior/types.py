@@ -114,11 +114,12 @@ class Posterior:
             group = arviz.from_netcdf(str(path), engine="h5netcdf").posterior
             guarantee = Guarantee.from_dict(json.loads(group.attrs["guarantee"]))
             info = json.loads(group.attrs["info"])
-        except (OSError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path} is not a saved discreet posterior: {error}") from None
-        draws = {str(name): group[name].values for name in group.data_vars if name != _Z}
-        labels = {n: tuple(group[f"{n}_term"].values.tolist()) for n in draws if f"{n}_term" in group.coords}
-        return cls(draws, group[_Z].values, guarantee, info, labels, model, schema)
+            draws = {str(name): group[name].values for name in group.data_vars if name != _Z}
+            labels = {n: tuple(group[f"{n}_term"].values.tolist()) for n in draws if f"{n}_term" in group.coords}
+            return cls(draws, group[_Z].values, guarantee, info, labels, model, schema)
+        except Exception as error:  # damaged files make HDF5 and what reads it raise whatever they come across
+            said = str(error) or type(error).__name__
+            raise ValueError(f"{path} is not a saved discreet posterior: {said}") from None
 
     def _label(self, name: str, place: tuple[int, ...]) -> str:
         if name in self.labels:

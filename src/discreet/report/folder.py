@@ -1,10 +1,13 @@
 """The folder of a run: everything that may be handed on, written all or nothing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from discreet.atomic import new_folder
 from discreet.posterior.types import Posterior
+from discreet.release import Release
+from discreet.schema import Schema
 
 NAMES = ("posterior.nc", "release", "guarantee.json", "schema.toml", "report.html")
 
@@ -24,3 +27,17 @@ def save_run(target: str | Path, posterior: Posterior, html: str) -> Path:
         (folder / "guarantee.json").write_text(promise + "\n", encoding="utf-8")
         (folder / "report.html").write_text(html, encoding="utf-8")
     return Path(target)
+
+
+def load_run(target: str | Path) -> Posterior:
+    """What `save_run` wrote: the posterior with its release and schema; a folder that lacks any part is refused."""
+    folder = Path(target)
+    missing = [name for name in NAMES if not (folder / name).exists()]
+    if missing:
+        raise ValueError(f"{folder} is not the folder of a whole run: it has no {', '.join(missing)}")
+    release = Release.load(folder / "release")
+    posterior = Posterior.load(folder / "posterior.nc", schema=Schema.load(folder / "schema.toml"))
+    promise = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
+    if promise != json.loads(json.dumps(posterior.guarantee.to_dict())):
+        raise ValueError(f"{folder} is of two runs: guarantee.json and posterior.nc promise different things")
+    return replace(posterior, release=release)
