@@ -9,9 +9,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+from scipy import stats
 
-from discreet.accounting import calibrate, filtered_epsilon, guarantee
-from discreet.fitting import fit, simulated
+from discreet import planner
+from discreet.accounting import _rdp, calibrate, filtered_epsilon, guarantee, rdp_epsilon
+from discreet.fitting import Checkpoint, fit, simulated
 from discreet.ledger import Account, Budget, LedgerError, accounts, export, open_account
 from discreet.mechanism import loop
 from discreet.plan import Plan
@@ -119,13 +121,56 @@ def test_an_adaptive_account_filters_at_one_order(tmp_path):
 
 
 def test_the_filter_s_bound_is_the_gaussian_s_own_at_a_fixed_order():
-    """RDP of T Gaussian answers is αT/2σ²; to (ε, δ) by log(1 − 1/α) − log(δα)/(α − 1). The order looks at no plan."""
+    """RDP of T Gaussian answers is αT/2σ²; to (ε, δ) by log(1 − 1/α) − log(δα)/(α − 1). The order looks at no plan.
+
+    Nor does δ: a thousandth of it is for truncated batches, also where there are none.
+    """
     odds = math.log(1 / DELTA)
     order = round(1 + math.sqrt(odds) / (math.sqrt(odds + 3.0) - math.sqrt(odds)))
     for steps in (1, 7, 40):
         rdp = order * steps / (2 * 7.47**2)
-        expected = rdp + math.log(1 - 1 / order) - math.log(DELTA * order) / (order - 1)
+        expected = rdp + math.log(1 - 1 / order) - math.log(0.999 * DELTA * order) / (order - 1)
         assert filtered_epsilon(replace(PLAN, steps=steps), 3.0, DELTA) == pytest.approx(max(expected, 0), rel=1e-6)
+
+
+ROOMY = Plan(num_rows=300, steps=200, sampling_prob=0.1, clip_norm=1.0, noise_multiplier=7.0, batch_limit=94)
+
+
+def test_batches_that_are_hardly_ever_truncated_cost_a_filter_what_free_ones_do_and_never_less():
+    free, budget = replace(ROOMY, batch_limit=None), (2.0, DELTA)
+    assert filtered_epsilon(ROOMY, *budget) == filtered_epsilon(free, *budget) > rdp_epsilon(free, DELTA)
+    order = round(1 + math.sqrt(-math.log(DELTA)) / (math.sqrt(2 - math.log(DELTA)) - math.sqrt(-math.log(DELTA))))
+    assert filtered_epsilon(ROOMY, *budget) > _rdp([free], (order,)).get_epsilon(DELTA)
+
+
+def test_a_filter_adds_up_the_odds_of_truncation_and_pays_for_them_with_a_thousandth_of_delta():
+    """(1 + e^ε) τ ≤ 10⁻³ δ, with τ the binomial tail of every step of every phase, and ε the budget's."""
+    quiet = replace(ROOMY, noise_multiplier=300.0, batch_limit=75, steps=1000)
+    tail = stats.binom.sf(75, 300, 0.1)
+    most = int(1e-3 * DELTA / ((1 + math.exp(2.0)) * 1000 * tail))
+    assert 3 < most < 300
+    filtered_epsilon([quiet] * most, 2.0, DELTA)
+    with pytest.raises(ValueError, match="batch_limit=75 must be so large that hardly a batch is ever truncated"):
+        filtered_epsilon([quiet] * (most + 1), 2.0, DELTA)
+    with pytest.raises(ValueError, match="hardly a batch"):
+        filtered_epsilon([quiet] * most, 2.1, DELTA)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_planned_fit_of_rows_that_are_no_counts_is_let_in_by_an_adaptive_account(tmp_path, monkeypatch, checkpointed):
+    """The default limit is refused, so that the planner's is made roomy; what exceeds the budget is refused."""
+    monkeypatch.setitem(planner.METHODS, "dpvi", lambda *_: tiny.choice())
+    account = open_account(tmp_path / "ledger.db", "people", Budget(2.0, tiny.DELTA, adaptive=True))
+    with pytest.raises(ValueError, match="truncated"):
+        account.charge(tiny.choice().plan)
+    given = {"checkpoint": Checkpoint(tmp_path / "run", account)} if checkpointed else {"account": account}
+    posterior = fit(tiny.MODEL, tiny.rows(), epsilon=1.0, delta=tiny.DELTA, draws=100, **given)
+    (entry,) = account.entries()
+    assert entry.plan.batch_limit > tiny.choice().plan.batch_limit
+    assert posterior.guarantee.epsilon <= guarantee(tiny.choice().plan, tiny.DELTA).epsilon
+    assert posterior.guarantee.epsilon < account.spent() < 2
+    with pytest.raises(LedgerError, match="would have spent"):
+        account.charge(replace(entry.plan, steps=4 * entry.plan.steps))
 
 
 def test_files_that_are_no_ledgers_are_refused_and_stay_as_they_are(tmp_path):

@@ -94,6 +94,15 @@ def test_only_rows_that_are_held_one_by_one_have_a_batch_limit(coin, regression)
     assert 50 < regression.plan.batch_limit <= 500
 
 
+def test_a_roomy_limit_is_the_least_that_is_met_once_in_10_to_24_steps(coin, regression):
+    plan = planner.roomy(regression).plan
+    assert replace(plan, batch_limit=regression.plan.batch_limit) == regression.plan
+    odds = [stats.binom.sf(plan.batch_limit - short, 500, 0.1) for short in (0, 1)]
+    assert odds[0] <= 1e-24 < odds[1]
+    assert guarantee(plan, 1e-5).epsilon <= guarantee(regression.plan, 1e-5).epsilon
+    assert planner.roomy(coin) is coin
+
+
 def test_the_start_is_the_prior_median_with_the_width_that_the_rows_will_leave(coin):
     """sd = 1/√(N·F): the Fisher information of a coin is the median of θ(1 − θ), within what 64 tables tell."""
     mean, sd = width(coin)

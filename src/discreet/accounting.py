@@ -20,6 +20,7 @@ Noise = Literal["secure", "simulated", "unstated"]
 Phases = Plan | Sequence[Plan]
 
 _INTERVALS = (1e-4, 3e-5, 1e-5)  # below 1e-5 floating point costs more than the finer grid gains
+_SPARED = 1e-3  # of δ, for batches that are truncated, where RDP prices those that are not
 _ROUNDING = 1e-15  # δ per step that rounding in the Fourier transforms may hide; 1e-16 was the most seen
 _ORDERS = (*range(2, 65), *(int(2 ** (k / 2)) for k in range(13, 25)))
 _LEAST_NOISE = {"gaussian": 0.45, "laplace": 0.05}
@@ -213,20 +214,27 @@ def filtered_epsilon(plan: Phases, epsilon: float, delta: float) -> float:
 
     Guarantee: if this never exceeds `epsilon` before a phase begins, all of them together are (epsilon, delta)-private
     (a Rényi filter: Feldman and Zrnic, 2021). The order is a function of the budget alone, as it must be.
+    10⁻³ of δ is kept for truncated batches, whatever the phases are: with τ the odds of one, summed over all steps so
+    far, answers are those of phases without truncation but with probability τ, which costs (1 + e^epsilon) τ of δ.
 
     >>> plan = Plan(num_rows=50, steps=4, sampling_prob=1.0, clip_norm=1.0, noise_multiplier=7.461264)
     >>> round(guarantee(plan, 1e-5).epsilon, 3), round(filtered_epsilon(plan, 1.0, 1e-5), 3)
     (1.0, 1.203)
     """
-    for phase in _priced(plan):
-        whole = f"be None or num_rows={phase.num_rows}: a filter cannot price truncated batches"
-        require(phase.batch_limit is None, "batch_limit", phase.batch_limit, whole)
+    priced = _priced(plan)
+    free = [replace(phase, batch_limit=None) for phase in priced]
+    for phase in free:
         require(
             _has_rdp(phase), "noise_kind", phase.noise_kind, "be gaussian: a filter prices no sampled Laplace noise"
         )
+    spared = _SPARED * delta
+    lost = (1 + math.exp(min(epsilon, 700))) * _odds_of_truncation(priced)
+    limits = [phase.batch_limit for phase in priced if phase.batch_limit is not None]
+    seldom = "be so large that hardly a batch is ever truncated (planner.roomy), or None: a filter pays for no others"
+    require(lost <= spared, "batch_limit", ", ".join(map(str, dict.fromkeys(limits))), seldom)
     odds = -math.log(delta)
     order = round(1 + math.sqrt(odds) / (math.sqrt(odds + epsilon) - math.sqrt(odds)))
-    return float(_rdp(_priced(plan), (order,)).get_epsilon(delta))
+    return float(_rdp(free, (order,)).get_epsilon(delta - spared))
 
 
 def _rdp(priced: Sequence[Plan] | Search, orders: Sequence[int] = _ORDERS) -> Any:
@@ -240,19 +248,22 @@ def _rdp(priced: Sequence[Plan] | Search, orders: Sequence[int] = _ORDERS) -> An
 
 def _seldom_truncated(search: Search, delta: float) -> tuple[Search, float]:
     """The same search without truncation, and the δ that is left if that happens as seldom as `guarantee` says."""
-    from scipy import stats
-
-    odds = 0.0
-    for phase in search.trial:
-        if phase.batch_limit is not None:
-            odds += phase.steps * float(stats.binom.sf(phase.batch_limit, phase.num_rows, phase.sampling_prob))
+    odds = _odds_of_truncation(search.trial)
     free = replace(search, trial=tuple(replace(phase, batch_limit=None) for phase in search.trial))
-    spared = 1e-3 * delta if odds > 0 else 0.0
+    spared = _SPARED * delta if odds > 0 else 0.0
     epsilon = _rdp(free).get_epsilon(delta - spared)
     lost = (1 + math.exp(min(epsilon, 700))) * odds * search.mean_trials
     limits = [phase.batch_limit for phase in search.trial]
     require(lost <= spared, "batch_limit", limits, "be None, or so large that hardly a batch ever reaches it")
     return free, delta - spared
+
+
+def _odds_of_truncation(parts: Sequence[Plan]) -> float:
+    """A bound on the probability that any batch of these phases exceeds its limit: the sum over their steps."""
+    from scipy import stats
+
+    limited = [part for part in parts if part.batch_limit is not None]
+    return sum(p.steps * float(stats.binom.sf(p.batch_limit, p.num_rows, p.sampling_prob)) for p in limited)
 
 
 def _bare(search: Search) -> Search:

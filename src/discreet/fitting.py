@@ -61,6 +61,9 @@ def fit(
         choose = planner.of_method(method or "dpvi")
         check_reading(reading, options, SITES if method == "sep" else "mean-field")
         choice = choose(model, rows.schema, rows.num_rows, epsilon, delta)
+        payer = account or (checkpoint and checkpoint.account)
+        if isinstance(payer, Account) and payer.budget.adaptive:
+            choice = planner.roomy(choice)
     elif method is not None:
         raise ValueError(f"method={method!r} and a choice, which has its own method: leave one of them out")
     check(model, choice, reading, options)
