@@ -12,13 +12,27 @@ from discreet import audit as module
 from discreet import cli, planner
 from discreet.accounting import calibrate
 from discreet.audit import audit
+from discreet.families.glm import glm
 from discreet.fitting import question
 from discreet.mechanism import clipping, loop, noise, sampling
+from discreet.methods import elbo
+from discreet.methods.gaussian import Family
 from discreet.plan import Plan
-from discreet.schema import Unit
+from discreet.schema import Categorical, Numeric, Schema, Unit
 from tests import tiny
 
 DELTA = 1e-5
+COUNTED = Schema(
+    (Categorical("sex", ("f", "m")), Numeric("age", 3, 7, integer=True), Categorical("ill", ("no", "yes")))
+)
+COUNTED_MODEL = glm("logistic", "ill", ["sex", "age"], COUNTED)
+TRUNCATED = Plan(300, 2, 0.1, 1.0, 2.0, batch_limit=60)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "DRAWS", 10**5)
+    monkeypatch.setattr(module, "ROUNDS", 4000)
 
 
 def asked():
@@ -36,7 +50,7 @@ def test_an_honest_mechanism_shows_nearly_all_of_its_price_and_never_more(epsilo
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan(300, 2, 0.1, 1.0, 2.0, batch_limit=60),
+        TRUNCATED,
         Plan(300, 2, 0.2, 1.0, 2.0, noise_kind="laplace"),
         Plan(300, 2, 1 / 300, 1.0, 8.0, sampling="one row"),
     ],
@@ -131,6 +145,181 @@ def test_each_seeded_fault_is_caught(fault, monkeypatch):
         assert found.lower > found.claimed
 
 
+# The layout that the fit will have: rows as counts of cells, and batches with a limit.
+
+
+def audit_of_counts(rate=0.2):
+    plan = Plan(300, 1, rate, 1.0, 1.0)
+    assert COUNTED.held_as_counts(plan.num_rows)
+    query = elbo.query(COUNTED_MODEL, plan, elbo.Settings(elbo.start_at(COUNTED_MODEL, 0.3), 1e-3, draws=2))
+    return audit(query, plan, COUNTED, DELTA, model=COUNTED_MODEL)
+
+
+@pytest.mark.parametrize("rate", [0.2, 1.0])
+def test_counts_are_audited_as_counts(rate, quick, monkeypatch):
+    """An honest sampler of counts holds; without one, none of what touches rows can be measured at all."""
+    found = audit_of_counts(rate)
+    assert found.holds, found
+    assert 0.9 * found.claimed <= found.lower <= found.claimed
+    monkeypatch.setattr(sampling, "_walk", None)
+    assert audit_of_counts(rate) == found
+    monkeypatch.setattr(sampling, "_binomial_cells", None)
+    with pytest.raises(TypeError, match="not callable"):
+        audit_of_counts(rate)
+
+
+def biased_counts(monkeypatch):
+    honest = sampling._binomial
+    monkeypatch.setattr(sampling, "_binomial", lambda words, trials, prob: honest(words, trials, min(1, 1.1 * prob)))
+
+
+def counts_without_chance(monkeypatch):
+    honest = sampling._binomial
+
+    def mean_of_many(words, trials, prob):
+        return honest(words, trials, prob) if trials < 2 else np.full(words.shape, round(trials * prob))
+
+    monkeypatch.setattr(sampling, "_binomial", mean_of_many)
+
+
+def one_draw_for_all_cells(monkeypatch):
+    def shared(stream, chunk, plan, steps, counts):
+        draws = noise.uniforms(stream.words(noise.SAMPLING, chunk, steps))
+        each = [sampling._binomial(draws, int(count), plan.sampling_prob) for count in counts.flat]
+        return np.moveaxis(np.reshape(each, (*counts.shape, steps)), -1, -2)
+
+    monkeypatch.setattr(sampling, "_binomial_cells", shared)
+
+
+def somebody_in_empty_cells(monkeypatch):
+    honest = sampling._binomial
+    monkeypatch.setattr(sampling, "_binomial", lambda words, trials, prob: np.maximum(honest(words, trials, prob), 1))
+
+
+COUNT_FAULTS = {
+    "rate × 1.1": (biased_counts, "sampling: rate"),
+    "no chance": (counts_without_chance, "sampling: people far"),
+    "one draw for all": (one_draw_for_all_cells, "sampling: one row and the next"),
+    "somebody in empty cells": (somebody_in_empty_cells, "a sum differs"),
+}
+
+
+@pytest.mark.parametrize("fault", COUNT_FAULTS)
+def test_each_fault_of_counts_is_caught(fault, quick, monkeypatch):
+    plant, caught_by = COUNT_FAULTS[fault]
+    plant(monkeypatch)
+    found = audit_of_counts()
+    assert any(check.name.startswith(caught_by) for check in found.checks if not check.holds), found
+
+
+def test_columns_whose_cells_are_too_many_are_fixed():
+    """4096 cells, and twice as many with the mark of who is there: one column is the same for all, the rest is held."""
+    wide = Schema(tuple(Categorical(f"c{number}", ("no", "yes")) for number in range(12)))
+    made = module._made(Plan(5000, 1, 0.2, 1.0, 1.0), wide, 0, np.ones((1, 24)))
+    assert made.schema.cells == made.num_rows == 4096
+    assert made.schema.held_as_counts(made.num_rows)
+    assert set(made.fixed) | set(made.schema.names) == {*wide.names, "present"}
+    assert len(made.fixed) == 1
+
+
+def first_rows_stay(monkeypatch):
+    monkeypatch.setattr(sampling, "_walk_on", lambda *_: None)
+
+
+def one_row_stays_often(monkeypatch):
+    honest = sampling._walk_on
+
+    def again(*given):
+        honest(*given)
+        given[-1][0] = given[-1][-1]
+
+    monkeypatch.setattr(sampling, "_walk_on", again)
+
+
+LIMIT_FAULTS = {
+    "the last rows are dropped": (first_rows_stay, "full batches: who stays"),
+    "a row that stays stays twice": (one_row_stays_often, "a row takes part in a batch with a limit"),
+}
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.002, 1.0])
+def test_full_batches_of_an_honest_sampler_hold(rate, quick):
+    found = module._of_full_batches(replace(TRUNCATED, sampling_prob=rate), 0)
+    assert all(check.holds for check in found), found
+
+
+@pytest.mark.parametrize("fault", LIMIT_FAULTS)
+def test_each_fault_of_full_batches_is_caught(fault, quick, monkeypatch):
+    plant, caught_by = LIMIT_FAULTS[fault]
+    plant(monkeypatch)
+    found = audit(asked(), TRUNCATED, tiny.SCHEMA, DELTA)
+    failed = [check.name for check in found.checks if not check.holds]
+    assert failed
+    assert all(name.startswith(("full batches", caught_by)) for name in failed)
+    assert any(name.startswith(caught_by) for name in failed)
+
+
+def test_a_batch_beyond_its_limit_is_caught(quick, monkeypatch):
+    honest = module._members
+    monkeypatch.setattr(module, "_members", lambda plan, *given: honest(replace(plan, batch_limit=None), *given))
+    failed = [check.name for check in module._of_full_batches(TRUNCATED, 0) if not check.holds]
+    assert "rows in a batch beyond its limit" in failed
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.01, 1e-4])
+def test_honest_sampling_is_no_alarm_at_any_rate(rate):
+    """400 honest samples of 16 rows: three checks each at 10⁻⁵, so that the false alarm is about 10⁻²."""
+    rng, people, plan = np.random.default_rng(5), np.ones(16, int), Plan(20_000, 1, rate, 1.0, 1.0)
+    for _ in range(400):
+        members = (rng.random((2000, 16)) < rate).astype(float)
+        assert max(module._of_members(members, people, plan).values()) < stats.norm.isf(0.5e-5)
+
+
+# Exactness: what is asked is the gradient of the model's ELBO.
+
+
+def beside_the_gradient(settings, fault=lambda query, model, plan: query, unit=None):
+    plan = Plan(300, 1, 0.2, 1.0, 1.0, unit="row" if unit is None else unit.column)
+    query = fault(elbo.query(tiny.MODEL, plan, settings), tiny.MODEL, plan)
+    return module._beside_the_gradient(query, plan, replace(tiny.SCHEMA, unit=unit), tiny.MODEL, 0)
+
+
+def simple(family=elbo.MEAN_FIELD, **changes):
+    return elbo.Settings(elbo.start_at(tiny.MODEL, 0.3, family=family), 1e-3, family=family, **changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unit"),
+    [
+        (simple(), Unit("person", 3, 2)),
+        (simple(variant="aligned natural", draws=4), None),
+        (simple(Family("full-rank", "exp"), variant="T′-preconditioned", draws=1), None),
+    ],
+    ids=["vanilla, by unit", "aligned natural", "full rank"],
+)
+def test_a_step_is_the_gradient_of_the_elbo(settings, unit):
+    assert beside_the_gradient(settings, unit=unit) <= 1.0
+
+
+def prior_at_half_its_weight(query, model, plan):
+    return query._replace(update=elbo.query(model, replace(plan, sampling_prob=0.1), simple()).update)
+
+
+def forgotten_prior(query, model, plan):
+    flat = replace(model, log_prior=lambda z: 0.0 * z.sum())
+    return query._replace(update=elbo.query(flat, plan, simple()).update)
+
+
+def misscaled_rows(query, model, plan):
+    del model, plan
+    return query._replace(row_value=lambda question, row: 1.001 * query.row_value(question, row))
+
+
+@pytest.mark.parametrize("fault", [prior_at_half_its_weight, forgotten_prior, misscaled_rows])
+def test_a_step_beside_the_gradient_is_caught(fault):
+    assert beside_the_gradient(simple(), fault) > 1.0
+
+
 def test_the_command_prints_the_claim_and_fails_when_it_is_wrong(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(module, "DRAWS", 10**5)
     monkeypatch.setattr(module, "ROUNDS", 4000)
@@ -143,6 +332,8 @@ def test_the_command_prints_the_claim_and_fails_when_it_is_wrong(tmp_path, capsy
     out = capsys.readouterr().out
     assert done.value.code == 0
     assert "claimed ε = 0.99" in out
+    assert "full batches: who stays" in out
+    assert "a step is beside the ELBO's gradient" in " ".join(out.split())
     assert "FAILS" not in out
     less_noise(0.5)(monkeypatch)
     with pytest.raises(SystemExit) as done:

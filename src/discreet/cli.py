@@ -368,7 +368,7 @@ def audit(
     declared = declared.select(model.columns)
     choice = of_method(method)(model, declared, rows, epsilon, delta)
     asked = (question(model, declared, choice), choice.plan, declared, delta)
-    found = run_audit(*asked)
+    found = run_audit(*asked, model=model)
     canaries = one_run(*asked, progress=_progress("one run with canaries")) if slow else None
     if as_json:
         checks = [{**check._asdict(), "holds": check.holds} for check in found.checks]
