@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,12 @@ __all__ = ["Linear", "Model", "ModelError", "Row", "from_numpyro"]
 Row = Mapping[str, Array]
 
 
-class Linear(NamedTuple):
+@dataclass(frozen=True)
+class Linear:
     """A row likelihood that is a function of a linear predictor: log p(row | z) = of_predictor(u, rest, row).
 
     u = features(row) · z[:p] with p features, and rest = z[p:]. Gradients of many rows are then matrix products.
+    Not a tuple, because `jax.jit` wants a function that it can refer to weakly.
     """
 
     features: Callable[[Row], Array]
@@ -32,7 +34,7 @@ class Linear(NamedTuple):
         return self.of_predictor(jnp.dot(features, z[: len(features)]), z[len(features) :], row)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """p(z) · Π_i p(row_i | z), on an unconstrained vector z of length `dim`.
 
@@ -64,6 +66,7 @@ def from_numpyro(
     fn: Callable[..., Any],
     schema: Schema,
     arguments: Mapping[str, str | Sequence[str]] | None = None,
+    linear_predictor: bool | tuple[str, str] = True,
     **constants: Any,
 ) -> Model:
     """The model that a NumPyro function describes: global latents, and one plate over independent rows.
@@ -71,12 +74,18 @@ def from_numpyro(
     `arguments` maps a parameter of `fn` to a column, or to several columns stacked as a matrix (rows, k); a
     parameter named like a column is that column. Categorical and integer columns arrive as integers, those
     with bounds beyond ±2¹⁵ as floats. `constants` go to `fn` unchanged: sizes, hyperparameters.
-    z holds the latents in order of appearance, each mapped to the reals by `biject_to` of its support.
+    z holds the latents in order of appearance, the one with the linear predictor first, each mapped to the reals by
+    `biject_to` of its support.
+
+    `linear_predictor` names a real latent vector and an argument of as many columns, ("w", "X"), that rows see through
+    X @ w alone; `log_likelihood` is then a `Linear`, which is quicker. The structure of `fn` must confirm it. By
+    default the longest such pair is found without being named; False looks for none.
 
     Raises `ModelError`, which names the site and the remedy, if the function is not p(z) · Π_i p(row_i | z):
     a latent per row, discrete, improper or under `scale` or `mask`; a `param`; none or several plates over
     rows, or a subsampling one; an observation or factor outside it; a prior that depends on rows; rows that
-    depend on each other. The last two are tested on random rows within the schema's bounds.
+    depend on each other. The last two are tested on random rows within the schema's bounds. A pair named as
+    `linear_predictor` is refused if rows see either of the two in another way.
 
     >>> import jax, numpyro, numpyro.distributions as dist
     >>> from discreet.schema import Numeric, Schema
@@ -91,7 +100,10 @@ def from_numpyro(
     >>> model.log_likelihood(jax.numpy.zeros(2), {"x": 0.5, "y": 1.0}).round(3)
     Array(-1.419, dtype=float32)
     """
-    return Model(**numpyro_fields(fn, schema, arguments or {}, constants))
+    fields = numpyro_fields(fn, schema, arguments or {}, constants, linear_predictor)
+    if isinstance(fields["log_likelihood"], tuple):
+        fields["log_likelihood"] = Linear(*fields["log_likelihood"])
+    return Model(**fields)
 
 
 def simulate_table(model: Model, key: Array, rows: Row) -> tuple[Array, dict[str, Array]]:

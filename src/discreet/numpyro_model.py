@@ -13,6 +13,7 @@ from jax import Array
 
 from discreet.numpyro_binding import ModelError, bind, call_arguments, lenient, plain
 from discreet.numpyro_checks import NUM_ROWS, Evaluation, Program, Table, check_numbers, check_structure, close
+from discreet.numpyro_linear import Pair, Term, check_choice, choose, of_product, with_first
 from discreet.schema import Schema
 
 __all__ = ["ModelError", "numpyro_fields"]
@@ -23,12 +24,20 @@ _quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimizat
 """For checks that run once: compiling costs more than running."""
 
 
-def numpyro_fields(fn: Callable[..., Any], schema: Schema, arguments: Mapping, constants: Mapping) -> dict[str, Any]:
-    """The fields of the `Model` that the NumPyro function `fn` describes."""
+def numpyro_fields(
+    fn: Callable[..., Any], schema: Schema, arguments: Mapping, constants: Mapping, linear_predictor: Any = True
+) -> dict[str, Any]:
+    """The fields of the `Model` that the NumPyro function `fn` describes.
+
+    Where rows have a linear predictor, `log_likelihood` is a pair: the functions of a `Linear`.
+    """
+    check_choice(fn, schema, arguments, linear_predictor)
     binding = bind(fn, schema, arguments, constants)
     table = schema.sample(np.random.default_rng(0), 2 * NUM_ROWS)
     rows = {name: np.asarray(table[name]) for name in binding.columns}
     program = check_structure(binding, rows)
+    pair = choose(program, linear_predictor, functools.partial(_dummy_term, program))
+    program = with_first(program, pair[0]) if pair else program
     draw = _quick_jit(functools.partial(_sample_prior, program))
     zs = [draw(jax.random.key(seed)) for seed in range(3)]
     evaluate = _quick_jit(functools.partial(_evaluate, program))
@@ -38,7 +47,7 @@ def numpyro_fields(fn: Callable[..., Any], schema: Schema, arguments: Mapping, c
     return {
         "dim": program.dim,
         "log_prior": functools.partial(_log_prior, program),
-        "log_likelihood": functools.partial(_log_likelihood, program),
+        "log_likelihood": _linear(program, pair) if pair else functools.partial(_log_likelihood, program),
         "constrain": functools.partial(_constrain, program, (*program.pieces, *kept)),
         "sample_prior": functools.partial(_sample_prior, program),
         "columns": binding.columns,
@@ -49,25 +58,36 @@ def numpyro_fields(fn: Callable[..., Any], schema: Schema, arguments: Mapping, c
 
 def _run(program: Program, z: Array, rows: Mapping[str, Any], wrap: Callable = lambda fn: fn):
     """The trace of `fn` on `rows` with its latents read from z, and log|det J| of each latent."""
+    return _call(program, _free(program, z), call_arguments(program.binding, rows), wrap)
+
+
+def _free(program: Program, z: Array) -> dict[str, Array]:
+    """The latents' parts of z, in their unconstrained shapes."""
+    z = z.astype(jnp.result_type(float))  # the one dtype all of NumPyro's transforms work in
+    return {
+        name: z[piece.start : piece.start + math.prod(piece.shape)].reshape(piece.shape)
+        for name, piece in program.pieces.items()
+    }
+
+
+def _call(program: Program, free: Mapping[str, Array], inputs: Mapping[str, Any], wrap: Callable = lambda fn: fn):
+    """The trace of `fn` called with `inputs`, its latents made of their unconstrained values, and their log|det J|."""
     from numpyro import handlers
     from numpyro.distributions import biject_to
 
-    z = z.astype(jnp.result_type(float))  # the one dtype all of NumPyro's transforms work in
     log_dets = {}
 
     def constrained(site):
-        piece = program.pieces.get(site["name"])
-        if piece is None or site["type"] != "sample":
+        if site["name"] not in free or site["type"] != "sample":
             return None
-        free = z[piece.start : piece.start + math.prod(piece.shape)].reshape(piece.shape)
         transform = biject_to(site["fn"].support)
-        value = transform(free)
-        log_dets[site["name"]] = jnp.sum(transform.log_abs_det_jacobian(free, value))
+        value = transform(free[site["name"]])
+        log_dets[site["name"]] = jnp.sum(transform.log_abs_det_jacobian(free[site["name"]], value))
         return value
 
     # No seed: a function that wants randomness beyond z fails instead of returning a random density.
     fn = handlers.substitute(wrap(program.binding.fn), substitute_fn=constrained)
-    return handlers.trace(fn).get_trace(**call_arguments(program.binding, rows)), log_dets
+    return handlers.trace(fn).get_trace(**inputs), log_dets
 
 
 def _log_prob(site) -> Array:
@@ -88,7 +108,57 @@ def _log_prior(program: Program, z: Array) -> Array:
 def _log_likelihood(program: Program, z: Array, row: Mapping[str, Any]) -> Array:
     """Σ log p(observed site | z) of one row."""
     sites, _ = _run(program, z, row)
-    return jnp.asarray(sum(jnp.sum(_log_prob(sites[name])) for name in program.observed), z.dtype)
+    return jnp.asarray(_observed(program, sites), z.dtype)
+
+
+def _observed(program: Program, sites) -> Any:
+    return sum(jnp.sum(_log_prob(sites[name])) for name in program.observed)
+
+
+def _linear(program: Program, pair: Pair) -> tuple[Callable[..., Array], Callable[..., Array]]:
+    """The features of a row, and its log density by the linear predictor."""
+    return functools.partial(_features, program, pair[1]), functools.partial(_of_predictor, program, pair)
+
+
+@lenient
+def _features(program: Program, argument: str, row: Mapping[str, Any]) -> Array:
+    """One row of a matrix argument, as floats."""
+    return _argument(program, argument, row)[0].astype(jnp.result_type(float))
+
+
+@lenient
+def _of_predictor(program: Program, pair: Pair, u: Array, rest: Array, row: Mapping[str, Any]) -> Array:
+    """Σ log p(observed site | z) of one row whose linear predictor is u; `rest` is z without the pair's latent."""
+    return jnp.asarray(of_product(*_term(program, pair, rest, row), u), rest.dtype)
+
+
+def _term(program: Program, pair: Pair, rest: Array, row: Mapping[str, Any]) -> tuple[Term, Any, Any]:
+    """A row's log density as a function of the pair's latent and argument, and what these are in shape and type.
+
+    The argument's columns are not read.
+    """
+    latent, argument = pair
+    w = jax.ShapeDtypeStruct(program.pieces[latent].shape, jnp.result_type(float))
+    x = jax.eval_shape(functools.partial(_argument, program, argument), program.row)
+    free = _free(program, jnp.concatenate([jnp.zeros(w.size, rest.dtype), rest]))
+    others = {name: columns for name, columns in program.binding.arguments.items() if name != argument}
+    inputs = call_arguments(program.binding._replace(arguments=others), row)
+
+    @lenient
+    def term(w, x):
+        return _observed(program, _call(program, {**free, latent: w}, {**inputs, argument: x})[0])
+
+    return term, w, x
+
+
+def _dummy_term(program: Program, pair: Pair) -> tuple[Term, Any, Any]:
+    first = with_first(program, pair[0])
+    return _term(first, pair, jnp.zeros(first.dim - math.prod(first.pieces[pair[0]].shape)), first.row)
+
+
+def _argument(program: Program, name: str, row: Mapping[str, Any]) -> Array:
+    own = program.binding._replace(arguments={name: program.binding.arguments[name]})
+    return call_arguments(own, row)[name]
 
 
 @lenient

@@ -50,7 +50,7 @@ def by_way(name, recipes, kind=Linear):
     likelihood = model.log_likelihood
     assert isinstance(likelihood, Linear)
     ways = (
-        replace(model, log_likelihood=kind(*likelihood)),
+        replace(model, log_likelihood=kind(likelihood.features, likelihood.of_predictor)),
         replace(model, log_likelihood=lambda z, row: likelihood(z, row)),
     )
     asked = [[answers(way, recipe) for way in ways] for recipe in recipes]
