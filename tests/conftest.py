@@ -18,3 +18,13 @@ def key(request):
     seed = sum(map(ord, request.node.nodeid)) % 2**31
     print(f"seed {seed}")
     return jax.random.key(seed)
+
+
+@pytest.fixture(scope="module")
+def blocks_one_by_one():
+    """A chunk for each block, so that small runs can be cut short between two."""
+    from discreet.mechanism import loop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "CHUNK_WORK", 1)
+        yield

@@ -14,7 +14,7 @@ from discreet.accounting import calibrate
 from discreet.audit import audit
 from discreet.families.glm import glm
 from discreet.fitting import question
-from discreet.mechanism import clipping, loop, noise, sampling
+from discreet.mechanism import clipping, loop, noise, products, sampling
 from discreet.methods import elbo
 from discreet.methods.gaussian import Family
 from discreet.plan import Plan
@@ -83,6 +83,7 @@ def reused_noise(monkeypatch):
 
 
 def no_clip(monkeypatch):
+    monkeypatch.setattr(products, "_reach", lambda *_: (1e12, 1e12))
     monkeypatch.setattr(clipping, "clip_to_grid", lambda values, norm, order: np.float64(clipping.GRID) / norm * values)
 
 
@@ -96,11 +97,13 @@ def forgotten_sampling(monkeypatch):
 
 
 def one_step_more(monkeypatch):
-    honest = loop.block_lengths
-    monkeypatch.setattr(loop, "block_lengths", lambda *given: [*honest(*given), 1])
+    honest = loop.chunks_of
+    monkeypatch.setattr(loop, "chunks_of", lambda *given: [*honest(*given), loop.Chunk(1, 1)])
 
 
 def float_sum(monkeypatch):
+    monkeypatch.setattr(products, "_whole", lambda units: units)
+
     def clipped(values, norm, order):
         lengths = jnp.linalg.norm(values, order, axis=1, keepdims=True)
         return values * jnp.minimum(1.0, norm / lengths) * (clipping.GRID / norm)
@@ -132,13 +135,18 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_each_seeded_fault_is_caught(fault, monkeypatch):
+@pytest.mark.parametrize(
+    ("fault", "by_products"),
+    [(fault, True) for fault in FAULTS] + [(fault, False) for fault in ("no clip", "float sum")],
+)
+def test_each_seeded_fault_is_caught(fault, by_products, monkeypatch):
+    """In sums by matrix products, and row by row where sums are what is wrong."""
     plant, caught_by = FAULTS[fault]
     monkeypatch.setattr(module, "DRAWS", 10**6 if fault == "noise × .99" else 10**5)
     monkeypatch.setattr(module, "ROUNDS", 4000)
     plant(monkeypatch)
-    found = audit(asked(), Plan(300, 1, 0.2, 1.0, 1.0), tiny.SCHEMA, DELTA)
+    query = asked() if by_products else asked()._replace(products=None)
+    found = audit(query, Plan(300, 1, 0.2, 1.0, 1.0), tiny.SCHEMA, DELTA)
     assert not found.holds
     assert any(check.name.startswith(caught_by) for check in found.checks if not check.holds)
     if fault in ("noise × .5", "noise × .9"):
@@ -302,7 +310,7 @@ def test_a_step_is_the_gradient_of_the_elbo(settings, unit):
 
 
 def prior_at_half_its_weight(query, model, plan):
-    return query._replace(update=elbo.query(model, replace(plan, sampling_prob=0.1), simple()).update)
+    return query._replace(init=elbo.query(model, replace(plan, sampling_prob=0.1), simple()).init)
 
 
 def forgotten_prior(query, model, plan):

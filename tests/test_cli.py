@@ -31,6 +31,8 @@ FIT = {"--schema": "ok.toml", "--outcome": "ill", "--family": "logistic", "--cov
 FIT |= {"--epsilon": "1", "--delta": "1e-4", "--out": "out"}
 ACCOUNT = {"--epsilon": "1", "--delta": "1e-5", "--sampling": "0.1", "--steps": "10"}
 
+pytestmark = pytest.mark.usefixtures("blocks_one_by_one")
+
 
 def write(path, rows, names=("age", "sex", "ill", "visits")):
     with Path(path).open("w", newline="") as lines:
@@ -240,7 +242,7 @@ def test_a_fit_that_was_cut_short_goes_on_where_it_was_and_is_charged_once(here,
     folder = cut_short(capsys, monkeypatch, **paying)
     monkeypatch.chdir(here)
     monkeypatch.setitem(planner.METHODS, "dpvi", lambda *_: tiny.choice())
-    assert (folder / "block-000049.npz").exists()
+    assert (folder / "chunk-000049.npz").exists()
     (entry,) = Account(here / "l.db", "people").entries()
     assert (entry.state, entry.purpose) == ("intent", "Logistic regression of ill")
     assert_refused(capsys, here, "is of a run that was cut short", "fit", "t.csv", **FIT | paying)

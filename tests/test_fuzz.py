@@ -34,6 +34,8 @@ numbers = st.one_of(
 text = st.text(max_size=12)
 anything = st.one_of(numbers, text, st.none(), st.booleans(), st.lists(numbers, max_size=3))
 
+pytestmark = pytest.mark.usefixtures("blocks_one_by_one")
+
 
 def each(count):
     """Hypothesis with this many inputs, the same each time."""

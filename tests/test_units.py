@@ -52,7 +52,7 @@ def test_units_of_one_row_are_rows():
     found = released(given, replace(tiny.SCHEMA, unit=Unit("person", 1, 1)), plan)
     same = released(tiny.table(), tiny.SCHEMA, tiny.choice().plan)
     for mine, theirs in zip(found.trace, same.trace, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-4)  # sums by matrix products are rounded once
 
 
 def test_a_unit_answers_with_the_sum_over_its_rows():
@@ -198,7 +198,7 @@ def test_an_audit_by_unit_holds_and_catches_rows_that_are_clipped_one_by_one(mon
     assert caught.checks[1].measured > 1.5
 
 
-def _unbounded(row_value, question, rows, multiplicity, clip_norm, order):
+def _unbounded(row_value, question, rows, multiplicity, clip_norm, order=2):
     """A unit's sum that is not clipped again."""
     del order
     values = jax.vmap(lambda row: row_value(question, row))(rows)

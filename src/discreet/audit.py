@@ -465,14 +465,16 @@ def _recorded(query: Query, made: Made, seed: int) -> Query:
     """The same question again and again, of rows that may be absent; what is told is the answer itself."""
     key = jax.random.key(seed)
 
-    def row_value(question, row):
-        value = query.row_value(question, {name: {**row, **made.fixed}[name] for name in query.columns})
+    def present(row, value):
         return jnp.where(row[PRESENT] > 0, value, jnp.zeros_like(value))
 
-    return query._replace(
+    def own(row):
+        known = {**row, **made.fixed}
+        return {name: known[name] for name in query.columns if name in known}
+
+    return _changed(query, present, own)._replace(
         init=lambda _: query.init(key),
         chance=lambda _: query.chance(key),
-        row_value=row_value,
         update=lambda state, question, answer: (state, _point(answer)),
         columns=tuple(name for name in made.schema.names if name in (*query.columns, PRESENT)),
         settings={},
@@ -480,7 +482,26 @@ def _recorded(query: Query, made: Made, seed: int) -> Query:
 
 
 def _louder(query: Query) -> Query:
-    return query._replace(row_value=lambda question, row: LOUD * query.row_value(question, row))
+    return _changed(query, lambda row, value: LOUD * value)
+
+
+def _changed(query: Query, change: Callable, seen: Callable = lambda row: row) -> Query:
+    """The query whose rows, as they are `seen`, answer change(row, value), row by row or by matrix products alike."""
+    products = query.products
+
+    def row_value(question, row):
+        return change(row, query.row_value(question, seen(row)))
+
+    if products is None or products.row_value is not query.row_value:
+        return query._replace(row_value=row_value, products=None)
+
+    def slopes(predictors, rest, row):
+        return tuple(change(row, part) for part in products.slopes(predictors, rest, seen(row)))
+
+    by_products = products._replace(
+        row_value=row_value, features=lambda row: products.features(seen(row)), slopes=slopes
+    )
+    return query._replace(row_value=row_value, products=by_products)
 
 
 def _point(answer) -> Point:

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from discreet.atomic import cache_folder
+
 if TYPE_CHECKING:
     import pandas
 
@@ -37,7 +39,7 @@ _COVARIATES = Annotated[str | None, typer.Option(help="comma-separated; all othe
 _FAMILY = Annotated[str, typer.Option(help="gaussian, logistic, probit or poisson")]
 _OUTCOME = Annotated[str, typer.Option(help="the column to explain")]
 _SCHEMA = Annotated[Path, typer.Option(help="the schema, a TOML file")]
-_TABLE = Annotated[Path, typer.Argument(help="a CSV or Parquet file")]
+_TABLE = Annotated[Path, typer.Argument(help="a CSV or Parquet file, or a folder that discreet encode wrote")]
 _EPSILON = Annotated[float, typer.Option(help="privacy budget ε")]
 _DELTA = Annotated[float, typer.Option(help="privacy budget δ, well below one over the number of rows")]
 _OUT = Annotated[Path, typer.Option(help="folder for the results; must not exist")]
@@ -66,6 +68,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # an ε that a terminal cannot show must not end a run
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "compiled"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     try:
         code = app(arguments, standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):
@@ -124,6 +128,24 @@ def account(
     else:
         _say(_out, f"σ = {plan.noise_multiplier:.6g} (noise multiplier)")
         _say(_out, str(found))
+
+
+@app.command()
+def encode(
+    table: _TABLE,
+    schema: _SCHEMA,
+    out: Annotated[Path, typer.Option(help="folder for the encoded rows; must not exist")],
+):
+    """Encode a table that does not fit into memory, once: `discreet fit OUT …` reads batches from OUT as it needs them.
+
+    OUT holds the rows: only its owner can read it, and it is as secret as TABLE.
+    """
+    from discreet.fitting import encode as to_rows
+    from discreet.schema import Schema
+
+    with _err.status("encoding"):
+        rows = to_rows(table, Schema.load(schema), out)
+    _say(_err, f"{rows.num_rows} rows in {out}")
 
 
 @app.command()

@@ -23,6 +23,45 @@ class Point(NamedTuple):
     scale: Numbers
 
 
+class Spread(NamedTuple):
+    """Where a row's slopes are taken, and how they make an answer, in public.
+
+    There are `draws` points: centre + arms, then centre − arms as far as they go (antithetic pairs). With
+    G_k = (g_k·x, r_k), where g_k is a row's slope by the linear predictor at the k-th point, x its features and r_k its
+    slopes by what else there is, and η_k the ± `eta` of that point:
+
+    "aligned"      factor ∘ G_k for each point
+    "mean-field"   factor ∘ (ΣG_k, slope ∘ Ση_k∘G_k)
+    "full-rank"    the same, and factor ∘ the entries of ΣG_k η_kᵀ below the diagonal, row by row
+    """
+
+    centre: Numbers
+    arms: Numbers
+    eta: Numbers
+    slope: Numbers
+    factor: Numbers
+
+
+class Products(NamedTuple):
+    """An answer that is linear in features of the row, so that sums of clipped answers are matrix products.
+
+    row_value                                whose answers these are: a query with another one is summed row by row
+    kind                                     which `Spread`
+    dim, draws                               length of a point z, and number of points
+    features(row) -> x                       of the row alone
+    slopes(predictors, rest, row) -> (g, r)  of one row: (draws,) and (draws, rest), at x·z and the rest of each point z
+    spread(question) -> Spread               public
+    """
+
+    row_value: Callable[[Any, Mapping[str, Array]], Array]
+    kind: str
+    dim: int
+    draws: int
+    features: Callable[[Mapping[str, Array]], Array]
+    slopes: Callable[[Array, Array, Mapping[str, Array]], tuple[Array, Array]]
+    spread: Callable[[Any], Spread]
+
+
 class Query(NamedTuple):
     """A method's public half. None of these functions sees more than one row, and only `row_value` sees one.
 
@@ -35,6 +74,7 @@ class Query(NamedTuple):
     settings                                         plain public values that describe the question, for the release
     chance(key) -> chance                            a step's public randomness, made ahead for many steps at once;
                                                      without it `ask` gets the key
+    products                                         the same answers as `row_value`'s, if they can be summed faster
     """
 
     init: Callable[[Array], Any]
@@ -46,3 +86,19 @@ class Query(NamedTuple):
     columns: tuple[str, ...]
     settings: Mapping[str, Any]
     chance: Callable[[Array], Any] = lambda key: key
+    products: Products | None = None
+
+    @property
+    def program(self) -> "Program":
+        """What a step is compiled from: queries with the same functions share it."""
+        return Program(self.chance, self.ask, self.row_value, self.update, self.products)
+
+
+class Program(NamedTuple):
+    """The functions of a query that a step consists of."""
+
+    chance: Callable[[Array], Any]
+    ask: Callable[[Any, Any], Any]
+    row_value: Callable[[Any, Mapping[str, Array]], Array]
+    update: Callable[[Any, Any, Array], tuple[Any, Point]]
+    products: Products | None

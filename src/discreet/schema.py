@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from discreet.atomic import new_file
-from discreet.table import EXACT, SchemaError, guess, read, to_codes, to_numbers, to_units
+from discreet.table import EXACT, SchemaError, guess, read, read_pieces, to_codes, to_numbers, to_units
 
 MOST_CELLS = 4096
 Covariates = Callable[[np.random.Generator, int], Mapping[str, np.ndarray]]
@@ -261,6 +261,18 @@ class Schema:
         `table` is a pandas, polars or Arrow table, a mapping of columns, or the path of a .csv or .parquet
         file; its other columns are never read. Guarantee: every encoded row is one the schema declares.
         """
+        columns = read(table, self._wanted())
+        unit = self.unit
+        encoded = self._encoded(columns)
+        return encoded if unit is None else {**encoded, unit.column: _units(unit, columns[unit.column])}
+
+    def encode_pieces(self, table: Any) -> tuple[int, Iterator[dict[str, np.ndarray]]]:
+        """The number of rows, and what `encode` would give, piece by piece: a Parquet file is never whole in memory."""
+        num_rows, pieces = read_pieces(table, self._wanted())
+        return num_rows, (self._encoded(piece) for piece in pieces)
+
+    def _wanted(self) -> dict[str, Any]:
+        """The columns to read, with their levels if these are text; refused while any are unconfirmed."""
         if self.unconfirmed:
             raise SchemaError(
                 f"columns {', '.join(self.unconfirmed)} are unconfirmed: their bounds were guessed from the "
@@ -268,10 +280,10 @@ class Schema:
                 "the line"
             )
         wanted = {c.name: c.levels if isinstance(c, Categorical) and c.text else None for c in self.columns}
-        unit = self.unit
-        columns = read(table, wanted if unit is None else {**wanted, unit.column: ()})
-        encoded = {column.name: column.encode(columns[column.name]) for column in self.columns}
-        return encoded if unit is None else {**encoded, unit.column: _units(unit, columns[unit.column])}
+        return wanted if self.unit is None else {**wanted, self.unit.column: ()}
+
+    def _encoded(self, columns: Mapping[str, pa.ChunkedArray]) -> dict[str, np.ndarray]:
+        return {column.name: column.encode(columns[column.name]) for column in self.columns}
 
     def decode(self, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Encoded columns in the words of the table: indices become levels."""
@@ -299,6 +311,11 @@ class Schema:
         units = [] if self.unit is None else [_toml("unit", self.unit)]
         return "\n".join([*units, *(_toml(f"columns.{_toml_key(column.name)}", column) for column in self.columns)])
 
+    @staticmethod
+    def from_toml(text: str) -> "Schema":
+        """The schema of the text that `to_toml` wrote."""
+        return Schema.from_dict(tomllib.loads(text))
+
     def save(self, path: str | os.PathLike) -> None:
         """Write the schema as TOML: all of it or nothing."""
         with new_file(path) as scratch:
@@ -308,7 +325,7 @@ class Schema:
     def load(path: str | os.PathLike) -> "Schema":
         """The schema of a TOML file; errors name the file."""
         try:
-            return Schema.from_dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+            return Schema.from_toml(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise SchemaError(f"{path} cannot be read ({error.strerror}): check the path") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -6,7 +6,8 @@ Messages count values and never show a number of the table; Arrow's own messages
 import csv
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from pyarrow import parquet
 
 pc: Any = pyarrow.compute  # Arrow makes these functions at import, where no type checker sees them
 
+PIECE = 2**18
 EXACT = 2**53
 """Whole numbers up to here are exact in float64."""
 
@@ -43,6 +45,24 @@ def read(table: Any, wanted: Mapping[str, Collection[str] | None] | None = None)
     [31, None]
     """
     source = _open(table)
+    wanted = _checked(source, wanted)
+    return _columns(source, wanted, source.fetch(list(wanted)))
+
+
+def read_pieces(table: Any, wanted: Mapping[str, Collection[str] | None]) -> tuple[int, Iterator[Columns]]:
+    """The number of rows, and the wanted columns piece by piece: a Parquet file by its parts, anything else whole."""
+    source = _open(table)
+    names = list(_checked(source, wanted))
+    if source.pieces is None:
+        columns = _columns(source, wanted, source.fetch(names))
+        return len(columns[names[0]]), iter([columns])
+    num_rows, pieces = source.pieces(names)
+    if not num_rows:
+        raise SchemaError("the table has no rows: give at least one")
+    return num_rows, (_columns(source, wanted, piece) for piece in pieces)
+
+
+def _checked(source: "_Source", wanted: Mapping[str, Collection[str] | None] | None) -> Mapping:
     _refuse_repeated(source.names)
     wanted = dict.fromkeys(source.names) if wanted is None else wanted
     if not wanted:
@@ -50,7 +70,11 @@ def read(table: Any, wanted: Mapping[str, Collection[str] | None] | None = None)
     lacking = [name for name in wanted if name not in source.names]
     if lacking:
         raise SchemaError(f"the table has no column {_listed(lacking)}; it has {_listed(source.names)}")
-    columns = {name: _decoded(column) for name, column in source.fetch(list(wanted)).items()}
+    return wanted
+
+
+def _columns(source: "_Source", wanted: Mapping[str, Collection[str] | None], fetched: Mapping[str, Any]) -> Columns:
+    columns = {name: _decoded(column) for name, column in fetched.items()}
     if len({len(column) for column in columns.values()}) > 1:
         raise SchemaError(f"columns {_listed(columns)} differ in length: give each one value per row")
     if not any(len(column) for column in columns.values()):
@@ -149,6 +173,7 @@ class _Source(NamedTuple):
     names: list[str]
     fetch: Callable[[list[str]], Mapping[str, Any]]
     typed: bool = True
+    pieces: Callable[[list[str]], tuple[int, Iterator[Mapping[str, Any]]]] | None = None
 
 
 def _open(table: Any) -> _Source:
@@ -196,17 +221,34 @@ def _open_csv(path: Path) -> _Source:
 
 
 def _open_parquet(path: Path) -> _Source:
-    def fetch(names):
-        try:
-            table = parquet.ParquetFile(path).read(columns=names)
-        except (pa.ArrowException, OSError):
-            raise SchemaError(f"{path} is a damaged Parquet file: write it again") from None
+    def by_name(names, table):
         return dict(zip(names, table.select(names).columns, strict=True))
 
+    def fetch(names):
+        with _damage_named(path):
+            return by_name(names, parquet.ParquetFile(path).read(columns=names))
+
+    def pieces(names):
+        def each():
+            with _damage_named(path):
+                yield from (by_name(names, batch) for batch in file.iter_batches(PIECE, columns=names))
+
+        with _damage_named(path):
+            file = parquet.ParquetFile(path)
+        return file.metadata.num_rows, each()
+
     try:
-        return _Source(parquet.read_schema(path).names, fetch)
+        return _Source(parquet.read_schema(path).names, fetch, pieces=pieces)
     except (pa.ArrowException, OSError):
         raise SchemaError(f"{path} is not a Parquet file: check what it holds") from None
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError):
+        raise SchemaError(f"{path} is a damaged Parquet file: write it again") from None
 
 
 def _from_values(name: str, values: Any) -> pa.ChunkedArray | pa.Array:

@@ -11,20 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from scipy import stats
-
 from discreet.accounting import Guarantee, calibrate_search, guarantee
 from discreet.fitting import Checkpoint, Rows, check, fit, question, run, secure, simulated
 from discreet.ledger import Account
 from discreet.methods import statistics
 from discreet.model import Model
 from discreet.plan import Plan, Search
-from discreet.planner import Choice
+from discreet.planner import Choice, roomy
 from discreet.posterior.trace import TraceError
 from discreet.posterior.types import Posterior
 
 Score = Callable[[Posterior], float]
-SCORE_SHARE, SCORE_BOUND, SELDOM = 0.25, 4.0, 1e-18
+SCORE_SHARE, SCORE_BOUND = 0.25, 4.0
 
 
 class Tuning(NamedTuple):
@@ -60,7 +58,7 @@ def prepare(
     """
     if len(candidates) < 2:
         raise ValueError(f"candidates={list(candidates)}: a search needs two or more to choose from")
-    plans = {name: _roomy(choice.plan) for name, choice in candidates.items()}
+    plans = {name: roomy(choice).plan for name, choice in candidates.items()}
     first, plan = next(iter(plans.items()))
     for name, other in plans.items():
         if replace(other, clip_norm=plan.clip_norm, noise_multiplier=plan.noise_multiplier) != plan:
@@ -164,14 +162,6 @@ def _told(tuning: Tuning, posterior: Posterior, score: float, name: str, noise: 
         info={**posterior.info, "search": facts},
         release=replace(release, settings={**release.settings, "search": facts}),
     )
-
-
-def _roomy(plan: Plan) -> Plan:
-    """The plan with a batch limit that a search can pay for."""
-    if plan.batch_limit is None:
-        return plan
-    most = int(stats.binom.isf(SELDOM, plan.num_rows, plan.sampling_prob)) + 1
-    return replace(plan, batch_limit=min(plan.num_rows, most))
 
 
 def _score_plans(plan: Plan, bound: float | None, loud: float) -> tuple[Plan, ...]:

@@ -2,10 +2,10 @@
 
 Every value has a level. Rows are RAW; the noise is SECRET; the sampled multiplicities are SAMPLED; the plan's clip
 norm and noise scale are CLIP and SCALE (public, and recognised as the plan's own); the clip norm of a Laplace plan is
-CLIP_L1. Only the primitive `bounded_sum` makes BOUNDED, and only from public questions, SAMPLED multiplicities and the
-clip norm of the plan, of the order that the plan means. Only `privatize` makes PUBLIC out of BOUNDED, with SECRET noise
-that nothing else uses, and the scale and clip norm of the plan. Anything else done to a
-value that is not public is RAW again; every output must be public. The two steps are recognised by the identity of
+CLIP_L1. Only the primitives `bounded_sum` and `linear_sum` make BOUNDED, and only from public questions, SAMPLED
+multiplicities and the clip norm of the plan, of the order that the plan means. Only `privatize` makes PUBLIC out of
+BOUNDED, with SECRET noise that nothing else uses, and the scale and clip norm of the plan. Anything else done to a
+value that is not public is RAW again; every output must be public. These steps are recognised by the identity of
 their primitives, not by name.
 """
 
@@ -16,6 +16,7 @@ import jax
 from jax.extend.core import Literal
 
 from discreet.mechanism.clipping import bounded_sum_p, privatize_p
+from discreet.mechanism.products import linear_sum_p
 
 
 class Level(Enum):
@@ -78,7 +79,7 @@ def follow(jaxpr, levels):
 
 
 def _step(eqn, ins):
-    if eqn.primitive is bounded_sum_p:
+    if eqn.primitive in (bounded_sum_p, linear_sum_p):
         return [_bounded(eqn, ins)], 0
     if eqn.primitive is privatize_p:
         if ins[:3] != [BOUNDED, SECRET, SCALE] or ins[3] not in CLIPS.values():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from discreet.mechanism import clipping, loop, noise
-from discreet.mechanism.clipping import bounded_sum, of_unit, privatize
-from discreet.mechanism.rows import store
+from discreet.mechanism.clipping import bounded_sum, privatize
+from discreet.mechanism.rows import encode, store
 from discreet.plan import NORM_ORDERS
 from discreet.schema import Unit
 from tests.guarantees.mechanisms import SCHEMAS, VANILLA, Recipe, every, make
@@ -20,9 +20,9 @@ from tests.guarantees.taint import BOUNDED, CLIPS, PUBLIC, RAW, SAMPLED, SCALE, 
 STEPS = 4
 
 
-def arguments(plan, query, rows):
+def arguments(plan, query, rows, stored=None):
     """What one chunk is given, and the level of each part."""
-    columns = jax.tree.map(jnp.asarray, rows._columns)
+    columns = jax.tree.map(jnp.asarray, rows._columns) if stored is None else stored
     draws = loop._draw(noise.simulated(1), plan, query, rows, 0, STEPS, jax.random.key(0))
     state = query.init(jax.random.key(1))
     scales = loop.Scales(np.float64(plan.clip_norm), np.float64(plan.noise_scale))
@@ -31,7 +31,7 @@ def arguments(plan, query, rows):
         loop.Scales(CLIPS[plan.norm_order], SCALE),
         jax.tree.map(lambda _: PUBLIC, state),
         jax.tree.map(lambda _: RAW, columns),
-        loop.Draws(PUBLIC, batches, SECRET),
+        loop.Draws(PUBLIC, batches, SECRET, jax.tree.map(lambda _: RAW, draws.rows)),
     )
     return (scales, state, columns, draws), levels
 
@@ -44,9 +44,11 @@ def test_every_mechanism_is_public(name, recipe):
 def assert_releases_are_public(plan, query, rows):
     """Whatever is kept of a chunk."""
     with jax.enable_x64(True):
-        args, levels = arguments(plan, query, rows)
+        asked = loop._by_layout(plan, query, rows)
+        args, levels = arguments(plan, asked, rows, loop.prepared(asked, rows))
         for keep in loop.KEEP:
-            assert_public(partial(loop.chunk, query, keep, plan.norm_order), args, levels, STEPS)
+            shape = loop.Chunk(2, STEPS // 2)
+            assert_public(partial(loop.chunk, asked.program, keep, plan.norm_order, shape), args, levels, STEPS)
 
 
 def test_rows_that_are_summed_by_unit_are_public():
@@ -55,8 +57,25 @@ def test_rows_that_are_summed_by_unit_are_public():
     people = {"person": np.arange(90) // 3 % plan.num_rows}
     rows = store(schema, schema.sample(np.random.default_rng(3), 90) | people)
     assert rows.num_rows == 30
-    by_unit = query._replace(row_value=of_unit(query.row_value, "person"))
-    assert_releases_are_public(replace(plan, num_rows=30, unit="person", batch_limit=None), by_unit, rows)
+    assert_releases_are_public(replace(plan, num_rows=30, unit="person", batch_limit=None), query, rows)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_rows_that_are_read_from_files_are_public(tmp_path, fused):
+    plan, query, _ = make("logistic")
+    schema = SCHEMAS["logistic"]
+    table = schema.decode(schema.sample(np.random.default_rng(3), plan.num_rows))
+    rows = encode(table, schema, tmp_path / "rows")
+    assert_releases_are_public(plan, query if fused else query._replace(products=None), rows)
+
+
+def test_sums_by_matrix_products_are_what_the_taint_check_saw():
+    plan, query, rows = make("logistic")
+    with jax.enable_x64(True):
+        args, _ = arguments(plan, query, rows, loop.prepared(query, rows))
+        traced = str(jax.make_jaxpr(partial(loop.chunk, query.program, "blocks", 2, loop.Chunk(1, STEPS)))(*args))
+    assert "linear_sum" in traced
+    assert "bounded_sum" not in traced
 
 
 class Scales(NamedTuple):
@@ -233,7 +252,7 @@ def test_the_honest_step_passes(kind):
 @kinds
 @pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.__name__)
 def test_planted_leaks_are_caught(leak, kind, monkeypatch):
-    monkeypatch.setattr(clipping, "_refuse_side_effects", lambda jaxpr: None)  # the mechanism's own guard
+    monkeypatch.setattr(clipping, "refuse_side_effects", lambda jaxpr: None)  # the mechanism's own guard
     with jax.enable_x64(True), pytest.raises(LeakError, match=LEAKS[leak]):
         assert_public(*planted(leak, Recipe(noise_kind=kind)), STEPS)
 

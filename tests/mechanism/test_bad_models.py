@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from discreet.fitting import Checkpoint, fit, run, simulated
+from discreet.fitting import Checkpoint, fit, run, secure, simulated
 from discreet.ledger import Budget, open_account
 from discreet.methods import elbo
 from discreet.model import Linear
@@ -68,6 +68,18 @@ def test_a_model_that_decides_by_a_value_is_refused_without_showing_it(tmp_path)
     assert_nothing_is_spent(
         tmp_path, with_likelihood(choosy), jax.errors.TracerBoolConversionError, "Attempted boolean"
     )
+
+
+@pytest.mark.parametrize("kind", [jnp.float32, jnp.int32, bool])
+def test_rows_that_answer_in_another_type_are_refused(tmp_path, kind):
+    """The step would fail on it, after the charge."""
+    account = open_account(tmp_path / "ledger.db", "tiny", Budget(2.0, tiny.DELTA))
+    plan = tiny.choice().plan
+    query = elbo.query(tiny.MODEL, plan, tiny.choice().settings)
+    other = query._replace(row_value=lambda question, row: query.row_value(question, row).astype(kind))
+    with pytest.raises(ValueError, match="full precision"), Checkpoint(None, account) as checkpoint:
+        run(secure(), plan, other, tiny.rows(), checkpoint=checkpoint)
+    assert account.entries() == []
 
 
 def answers(model, rows):

@@ -23,6 +23,8 @@ from discreet.methods import elbo
 from discreet.release import Release
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("blocks_one_by_one")
+
 
 class Cut(Exception):
     pass
@@ -282,7 +284,7 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path, damage):
         elif damage == "foreign":
             np.savez(secret, hello=np.ones(3))
         else:
-            (folder / "block-000003.npz").unlink()
+            (folder / "chunk-000003.npz").unlink()
     with pytest.raises(CheckpointError, match="checkpoint"):
         released(folder)
 
@@ -382,8 +384,10 @@ import pickle, sys
 from pathlib import Path
 from discreet.fitting import Checkpoint, run, secure
 from discreet.ledger import Account, LedgerError
+from discreet.mechanism import loop
 from discreet.methods import elbo
 from tests import tiny
+loop.CHUNK_WORK = 1
 folder = Path(sys.argv[1])
 account = Account(folder / "ledger.db", "tiny")
 rows, choice = tiny.rows(), pickle.loads((folder / "choice").read_bytes())

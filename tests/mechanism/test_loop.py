@@ -7,9 +7,11 @@ import pytest
 from scipy import stats
 
 from discreet.mechanism import loop, noise
-from discreet.mechanism.rows import Rows
+from discreet.mechanism.rows import Rows, store
+from discreet.methods import elbo
+from discreet.plan import Plan
 from discreet.query import Point
-from tests.guarantees.mechanisms import Recipe, make
+from tests.guarantees.mechanisms import MODELS, SCHEMAS, Recipe, make, simple_settings
 
 
 @pytest.fixture(scope="module")
@@ -102,27 +104,58 @@ def test_the_same_seed_gives_the_same_release_and_a_trace_only_on_request():
         np.testing.assert_array_equal(one, other)
 
 
-def test_progress_sees_the_number_of_blocks_only():
+def test_progress_sees_the_number_of_chunks_only():
     seen = []
     loop.run(noise.simulated(4), *walk(201), progress=lambda blocks: seen.append(blocks) or blocks)
-    assert seen == [range(67)]
+    assert seen == [range(1)]
 
 
-@pytest.mark.parametrize("steps", [1, 7, 99, 100, 101, 1234])
+@pytest.mark.parametrize("steps", [1, 7, 99, 100, 101, 1234, 10_000, 400_000])
 @pytest.mark.parametrize("entries", [4, 10**6])
-def test_block_lengths_add_up(setting, steps, entries):
-    """About a hundred blocks, and never more entries at once than `CHUNK_ENTRIES`."""
+def test_chunks_add_up(setting, steps, entries):
+    """About a hundred blocks, in chunks of two shapes at most, and never more entries at once than `CHUNK_ENTRIES`."""
     plan, _, rows = setting
-    lengths = loop.block_lengths(dataclasses.replace(plan, steps=steps), rows, entries)
-    assert sum(lengths) == steps
-    assert len(set(lengths)) <= 2
-    assert max(lengths) <= -(-steps // loop.BLOCKS)
-    assert max(lengths) * entries <= loop.CHUNK_ENTRIES
+    chunks = loop.chunks_of(dataclasses.replace(plan, steps=steps), rows, entries, 8)
+    assert sum(chunk.blocks * chunk.steps for chunk in chunks) == steps
+    assert len(set(chunks)) <= 2
+    assert max(chunk.steps for chunk in chunks) <= -(-steps // loop.BLOCKS)
+    assert max(chunk.blocks * chunk.steps for chunk in chunks) * entries <= loop.CHUNK_ENTRIES
+    assert sum(chunk.blocks for chunk in chunks) >= min(steps, loop.BLOCKS // 2)
 
 
-def test_a_step_that_fills_the_memory_is_a_block_of_its_own(setting):
+def test_a_step_that_fills_the_memory_is_a_chunk_of_its_own(setting):
     plan, _, rows = setting
-    assert loop.block_lengths(plan, rows, 10 * loop.CHUNK_ENTRIES) == [1] * plan.steps
+    assert loop.chunks_of(plan, rows, 10 * loop.CHUNK_ENTRIES, 8) == [loop.Chunk(1, 1)] * plan.steps
+
+
+def test_a_step_is_traced_once_for_runs_of_one_shape(monkeypatch):
+    """Other noise, rows, clip norm, rate and number of steps in a chunk of the same shape: nothing is traced again."""
+    schema, seen = SCHEMAS["poisson"], []
+    likelihood = MODELS["poisson"].log_likelihood
+
+    def counted(u, rest, row):
+        seen.append(1)
+        return likelihood.of_predictor(u, rest, row)
+
+    model = dataclasses.replace(MODELS["poisson"], log_likelihood=dataclasses.replace(likelihood, of_predictor=counted))
+    settings = simple_settings(model)
+    plan = Plan(200, 300, 0.2, 2.0, 1.0, 90)
+    traced = []
+    for seed, factor in ((1, 1.0), (2, 1.5)):
+        rows = store(schema, schema.sample(np.random.default_rng(seed), 200))
+        now = dataclasses.replace(plan, clip_norm=factor * plan.clip_norm, noise_multiplier=factor)
+        query = elbo.query(model, now, settings._replace(learning_rate=factor * 1e-4, start=factor * settings.start))
+        loop.run(noise.simulated(seed), now, query, rows)
+        traced.append(len(seen))
+    assert traced[0] == traced[1] > 0
+
+
+def test_single_precision_is_for_simulations(setting):
+    plan, query, rows = setting
+    with pytest.raises(ValueError, match="precision='single'"):
+        loop.run(noise.secure(), plan, query, rows, precision="single")
+    with pytest.raises(ValueError, match="precision='half' must be one of"):
+        loop.run(noise.simulated(1), plan, query, rows, precision="half")
 
 
 def test_everything_released_is_float64(release):
@@ -156,6 +189,7 @@ def test_a_row_that_poisons_its_gradient_adds_nothing(setting):
     """With one NaN row the release equals that of a table where the row's value is zero."""
     _, _, rows = setting
     plan, query, _ = make("logistic", num_rows=60, steps=60)
+    query = query._replace(products=None)  # `test_products` has the other way
     columns = {name: np.array(column) for name, column in rows._columns.items()}
     columns["age"][7] = np.nan
     poisoned = Rows(rows.schema, columns)

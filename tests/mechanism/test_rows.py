@@ -1,8 +1,19 @@
-import numpy as np
-import pytest
+import json
+import stat
+from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from discreet import table as tables
+from discreet.families.glm import glm
+from discreet.mechanism import loop, noise
 from discreet.mechanism.rows import encode, store
-from discreet.schema import Categorical, Numeric, Schema, SchemaError
+from discreet.methods import elbo
+from discreet.plan import Plan
+from discreet.schema import Categorical, Numeric, Schema, SchemaError, Unit
 
 DISCRETE = Schema((Categorical("sex", ("f", "m")), Numeric("children", 2, 4, integer=True)))
 
@@ -58,3 +69,107 @@ def test_rows_do_not_show_themselves():
 def test_errors_come_before_anything_is_stored():
     with pytest.raises(SchemaError, match="children"):
         encode({"sex": ["f"]}, DISCRETE)
+
+
+MIXED = Schema(
+    (
+        Numeric("age", 17, 90),
+        Numeric("visits", 0, 300, integer=True),
+        Numeric("debt", -5, 5, integer=True),
+        Categorical("sex", ("f", "m")),
+        Categorical("ill", ("no", "yes")),
+    )
+)
+
+
+def written(path, count=1000, **changed):
+    """A Parquet file of several row groups."""
+    rng = np.random.default_rng(1)
+    columns = {
+        "age": rng.uniform(10, 95, count),
+        "visits": rng.integers(0, 301, count),
+        "debt": rng.integers(-5, 6, count),
+        "sex": rng.choice(["f", "m"], count),
+        "ill": rng.choice(["no", "yes"], count),
+    }
+    parquet.write_table(pa.table(columns | changed), path, row_group_size=300)
+    return path
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    monkeypatch.setattr(tables, "PIECE", 128)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_rows_on_disk_are_the_rows_in_memory(tmp_path):
+    path = written(tmp_path / "people.parquet")
+    here, there = encode(path, MIXED), encode(path, MIXED, tmp_path / "rows")
+    again = encode(tmp_path / "rows", MIXED)
+    for name in MIXED.names:
+        np.testing.assert_array_equal(here._columns[name], there._columns[name])
+        np.testing.assert_array_equal(here._columns[name], again._columns[name])
+    assert there.num_rows == 1000
+    assert repr(there) == repr(here)
+    kinds = {str(there._columns[name].dtype) for name in MIXED.names}
+    assert kinds == {"float64", "int16", "int8"}, "whole numbers take no more room than they need"
+
+
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_release_does_not_depend_on_where_rows_are(tmp_path, fused):
+    path = written(tmp_path / "people.parquet")
+    model = glm("logistic", "ill", ["age", "visits", "sex"], MIXED)
+    schema = MIXED.select(model.columns)
+    encode(path, MIXED, tmp_path / "rows")
+    plan = Plan(1000, 40, 0.1, 1.0, 1.0, 150)
+    query = elbo.query(model, plan, elbo.Settings(elbo.start_at(model, 0.1), 1e-3))
+    query = query if fused else query._replace(products=None)
+    here, there = (
+        loop.run(noise.simulated(1), plan, query, rows)
+        for rows in (encode(path, schema), encode(tmp_path / "rows", schema))
+    )
+    np.testing.assert_allclose(here.last, there.last, rtol=1e-12)
+
+
+def test_files_of_rows_are_their_owners_alone(tmp_path):
+    encode(written(tmp_path / "people.parquet"), MIXED, tmp_path / "rows")
+    assert stat.S_IMODE((tmp_path / "rows").stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "rows").glob("*.npy")}
+    assert set(modes.values()) == {0o600}, modes
+
+
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sex": ["f"] * 900 + ["x"] * 100}, "undeclared"),
+        ({"age": [20.0] * 999 + [None]}, "missing"),
+        ({"visits": [1.5] * 1000}, "not whole"),
+    ],
+)
+def test_a_table_that_is_refused_leaves_no_files(tmp_path, changed, message):
+    """Also where the fault is in the last piece."""
+    path = written(tmp_path / "people.parquet", **changed)
+    with pytest.raises(SchemaError, match=message):
+        encode(path, MIXED, tmp_path / "rows")
+    assert [found.name for found in tmp_path.iterdir()] == ["people.parquet"]
+
+
+def test_folders_of_rows_that_are_refused(tmp_path):
+    path = written(tmp_path / "people.parquet")
+    encode(path, MIXED, tmp_path / "rows")
+    with pytest.raises(FileExistsError, match="exists"):
+        encode(path, MIXED, tmp_path / "rows")
+    other = Schema((Numeric("age", 0, 90), *MIXED.columns[1:]))
+    with pytest.raises(SchemaError, match="columns age differ"):
+        encode(tmp_path / "rows", other)
+    with pytest.raises(SchemaError, match="units are held in memory"):
+        encode(path, replace(MIXED, unit=Unit("person", 3, 2)), tmp_path / "others")
+    with pytest.raises(SchemaError, match="2 counts hold this table"):
+        encode(path, MIXED.select(["sex"]), tmp_path / "others")
+    label = json.loads((tmp_path / "rows" / "rows.json").read_text())
+    (tmp_path / "rows" / "rows.json").write_text(json.dumps(label | {"rows": 999}))
+    with pytest.raises(SchemaError, match="no encoded rows of format"):
+        encode(tmp_path / "rows", MIXED)
+    assert not (tmp_path / "others").exists()

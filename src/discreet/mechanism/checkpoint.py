@@ -1,6 +1,6 @@
-"""A run that survives its process: where it is, kept on disk after every block of steps.
+"""A run that survives its process: where it is, kept on disk after every chunk of steps.
 
-The noise stream is a function of its key and the block's number, so going on needs the key, the number and the public
+The noise stream is a function of its key and the chunk's number, so going on needs the key, the number and the public
 state: nothing is ever drawn twice, and nothing is drawn anew. The key can undo the noise: it stands in a file that only
 its owner can read, and is removed with the folder when the run is over.
 """
@@ -142,18 +142,15 @@ class Checkpoint:
         """
         if self._saved is None or self.folder is None or str(self._saved["kind"]) != release.noise:
             return False
-        done = int(self._saved["done"])
-        if done != len(release.blocks.steps) or np.sum(release.blocks.steps) != release.plan.steps:
+        told = [self._told_in(chunk) for chunk in range(int(self._saved["done"]))]
+        moments = len(release.blocks)  # points may follow them
+        if not told or np.sum(release.blocks.steps) != release.plan.steps or any(len(one) < moments for one in told):
             return False
-        for block in range(done):
-            told, moments = self._told_in(block), [field[block] for field in release.blocks]
-            same = [np.array_equal(*pair, equal_nan=True) for pair in zip(told, moments, strict=False)]
-            if len(same) < len(moments) or not all(same):  # points may follow the moments
-                return False
-        return True
+        joined = [np.concatenate([one[place] for one in told]) for place in range(moments)]
+        return all(np.array_equal(*pair, equal_nan=True) for pair in zip(joined, release.blocks, strict=True))
 
     def restore(self, noise: Noise, facts: dict, rows: Rows, state: Any) -> tuple[int, Any, list[Leaves]]:
-        """How many blocks are done, the state after them, and what each of them told; of a new run: none."""
+        """How many chunks are done, the state after them, and what each of them told; of a new run: none."""
         self.begin()
         if self.folder is None:
             return 0, state, []
@@ -171,15 +168,15 @@ class Checkpoint:
         leaves = [self._saved[name] for name in sorted(self._saved) if name.startswith("state_")]
         if len(leaves) != tree.num_leaves:
             raise CheckpointError(f"{self.folder} is no checkpoint of this query: give another")
-        return done, jax.tree.unflatten(tree, leaves), [self._told_in(block) for block in range(done)]
+        return done, jax.tree.unflatten(tree, leaves), [self._told_in(chunk) for chunk in range(done)]
 
-    def _told_in(self, block: int) -> Leaves:
+    def _told_in(self, chunk: int) -> Leaves:
         assert self.folder is not None
-        parts = _read(self.folder / _name(block))
+        parts = _read(self.folder / _name(chunk))
         return [parts[name] for name in sorted(parts)]
 
     def save(self, noise: Noise, done: int, state: Any, told: Any = None) -> None:
-        """What the last of `done` blocks told, and then that it is done: a kill in between repeats the block."""
+        """What the last of `done` chunks told, and then that it is done: a kill in between repeats the chunk."""
         if self.folder is None:
             return
         if not self._ours:
@@ -255,8 +252,8 @@ def _numbered(name: str, tree: Any) -> dict[str, np.ndarray]:
     return {f"{name}_{number:04}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(tree))}
 
 
-def _name(block: int) -> str:
-    return f"block-{block:06}.npz"
+def _name(chunk: int) -> str:
+    return f"chunk-{chunk:06}.npz"
 
 
 def _private(path: Path):

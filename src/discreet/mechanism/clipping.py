@@ -6,6 +6,7 @@ a time, so a row's contribution cannot depend on another row.
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -43,13 +44,14 @@ def bounded_sum(
 
     first = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in private]
     closed = jax.make_jaxpr(flat_value)(*public, *first)
-    _refuse_side_effects(closed.jaxpr)
+    refuse_side_effects(closed.jaxpr)
     operands = [*closed.consts, *public, *private, multiplicity, clip_norm]
     num_public = len(closed.consts) + len(public)
     return bounded_sum_p.bind(*operands, jaxpr=closed.jaxpr, num_public=num_public, order=order)
 
 
-def _refuse_side_effects(jaxpr: Any) -> None:
+def refuse_side_effects(jaxpr: Any) -> None:
+    """Refuse a traced row function that shows rows to the outside."""
     for eqn in jaxpr.eqns:
         if eqn.effects or "callback" in eqn.primitive.name:
             raise ValueError(
@@ -60,9 +62,10 @@ def _refuse_side_effects(jaxpr: Any) -> None:
         values = [part for parts in several for part in parts]
         for inner in (getattr(value, "jaxpr", value) for value in values):
             if hasattr(inner, "eqns"):
-                _refuse_side_effects(inner)
+                refuse_side_effects(inner)
 
 
+@lru_cache(maxsize=64)
 def of_unit(row_value: Callable[[Any, Mapping[str, Array]], Array], unit: str) -> Callable:
     """What a unit of rows answers: the sum over the places that hold one. To `bounded_sum` it is a row."""
 
@@ -118,7 +121,8 @@ def _privatize(total, noise, noise_scale, clip_norm):
     return (total + jnp.round(noise * (noise_scale / unit))) * unit
 
 
-def _private_primitive(name: str, impl: Callable, shape: Callable) -> Primitive:
+def private_primitive(name: str, impl: Callable, shape: Callable) -> Primitive:
+    """A primitive of this name that the taint check can recognise; compiled and batched as `impl` is."""
     primitive = Primitive(name)
     primitive.def_impl(impl)
     primitive.def_abstract_eval(shape)
@@ -131,5 +135,5 @@ def _private_primitive(name: str, impl: Callable, shape: Callable) -> Primitive:
     return primitive
 
 
-bounded_sum_p = _private_primitive("bounded_sum", _bounded_sum, _bounded_sum_shape)
-privatize_p = _private_primitive("privatize", _privatize, lambda total, *_: total)
+bounded_sum_p = private_primitive("bounded_sum", _bounded_sum, _bounded_sum_shape)
+privatize_p = private_primitive("privatize", _privatize, lambda total, *_: total)

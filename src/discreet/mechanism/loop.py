@@ -1,8 +1,8 @@
 """The adaptive loop: ask, sum, add noise, update; a scan inside, Python outside."""
 
 from collections.abc import Callable, Iterable
-from functools import cache, partial
-from typing import NamedTuple
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,23 +11,34 @@ from jax import Array
 from discreet.mechanism.checkpoint import Checkpoint
 from discreet.mechanism.clipping import bounded_sum, of_unit, privatize
 from discreet.mechanism.noise import Noise
-from discreet.mechanism.rows import Rows
+from discreet.mechanism.products import FEATURES, MOST_ROWS, linear_sum, with_features
+from discreet.mechanism.rows import Packed, Rows, encoded_kind, packed, read_batches, unpacked
 from discreet.mechanism.sampling import Batches, draw_batches
 from discreet.plan import Plan
-from discreet.query import Numbers, Point, Query
+from discreet.query import Numbers, Point, Products, Program, Query
 from discreet.release import Blocks, Cross, Release, multiply, summarize
 
 BLOCKS = 100
-KEEP = {"blocks": None, "cross": multiply, "trace": lambda points: points}
+KEEP = {
+    "blocks": lambda points, blocks: None,
+    "cross": lambda points, blocks: jax.vmap(multiply)(blocks),
+    "trace": lambda points, blocks: points,
+}
 CHUNK_ENTRIES = 2**25
+CHUNK_WORK = 2**25
+MOST_FEATURES = 2**27
+PRECISIONS = ("double", "single")
 
 
 class Draws(NamedTuple):
-    """What a chunk of steps consumes: public keys, secret batches and secret noise."""
+    """What a chunk of steps consumes: public keys, secret batches, secret noise, and the rows of the batches where
+    these are read from files.
+    """
 
     keys: Array
     batches: Batches
     noise: Numbers
+    rows: Packed | None = None
 
 
 class Scales(NamedTuple):
@@ -37,6 +48,13 @@ class Scales(NamedTuple):
     noise_scale: Numbers
 
 
+class Chunk(NamedTuple):
+    """How many blocks are made at once, and how many steps each has."""
+
+    blocks: int
+    steps: int
+
+
 def run(
     noise: Noise,
     plan: Plan,
@@ -44,6 +62,7 @@ def run(
     rows: Rows,
     *,
     keep: str = "blocks",
+    precision: str = "double",
     progress: Callable[[range], Iterable[int]] = iter,
     checkpoint: Checkpoint | None = None,
 ) -> Release:
@@ -52,56 +71,105 @@ def run(
 
     Guarantee: with secure noise this is `accounting.event(plan)` under `plan.relation`, also if it was cut short and
     went on from its `checkpoint`, which is charged when all was checked and before the first row is asked. `progress`
-    wraps the range of blocks and sees their number only.
+    wraps the range of chunks and sees their number only. `precision` = "single" is for simulated comparisons.
     """
-    if keep not in KEEP:
-        raise ValueError(f"keep={keep!r} must be one of {', '.join(KEEP)}")
+    for name, value, known in (("keep", keep, tuple(KEEP)), ("precision", precision, PRECISIONS)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
+    if precision == "single" and noise.kind == "secure":
+        raise ValueError("precision='single': its sums are not exact, so no guarantee holds; use simulated noise")
     _check(noise, plan, query, rows)
-    if rows.schema.unit is not None:
-        query = query._replace(row_value=of_unit(query.row_value, rows.unit))
-    with jax.enable_x64(True):
-        one_chunk = partial(chunk, query, keep, plan.norm_order)
-        entries = _check_shapes(query, rows)
-        every = one_chunk if rows.replicas is None else jax.vmap(one_chunk, in_axes=(None, 0, 0, 0))
-        compiled = jax.jit(every, compiler_options=_compiler_options())
-        scales = Scales(np.array(plan.clip_norm), np.array(plan.noise_scale))
-        columns = jax.tree.map(jax.numpy.asarray, rows._columns)
+    query = _by_layout(plan, query, rows)
+    with jax.enable_x64(precision == "double"):
         start, keys = _public_keys(noise, rows.replicas)
         state = query.init(start) if rows.replicas is None else jax.vmap(query.init)(start)
+        chunks = chunks_of(plan, rows, _check_shapes(query, rows), query.size)
+        stored = prepared(query, rows)
+        scales = Scales(np.array(plan.clip_norm), np.array(plan.noise_scale))
         noise.claim()
         outputs, done = [], 0
-        lengths = block_lengths(plan, rows, entries)
         if checkpoint is not None:
-            facts = {"plan": plan.to_dict(), "settings": dict(query.settings), "keep": keep, "lengths": lengths}
+            facts = {"plan": plan.to_dict(), "settings": dict(query.settings), "keep": keep, "chunks": chunks}
             done, state, told = checkpoint.restore(noise, {**facts, "schema": rows.schema.to_toml()}, rows, state)
             outputs = [_output(keep, leaves) for leaves in told]
             checkpoint.save(noise, done, state)
             checkpoint.charge(plan)
-        for index in progress(range(done, len(lengths))):
-            draws = _draw(noise, plan, query, rows, index, lengths[index], keys)
-            jax.block_until_ready(state)  # noise for this block was made while the last one ran; go no further ahead
-            state, block, kept = compiled(scales, state, columns, draws)
+        for index in progress(range(done, len(chunks))):
+            shape = chunks[index]
+            draws = _draw(noise, plan, query, rows, index, shape.blocks * shape.steps, keys)
+            jax.block_until_ready(state)  # noise for this chunk was made while the last one ran; go no further ahead
+            compiled = _compiled(query.program, keep, plan.norm_order, shape, rows.replicas is not None)
+            state, block, kept = compiled(scales, state, stored, draws)
             outputs.append((block, kept))
             if checkpoint is not None:
                 checkpoint.save(noise, index + 1, state, (block, kept))
         return _collect(noise, plan, query, state, outputs, 0 if rows.replicas is None else 1)
 
 
-def chunk(query: Query, keep: str, order: int, scales: Scales, state, columns: dict[str, Array], draws: Draws):
-    """Several steps; returns the state, the block's moments and what else is to be kept of its points."""
+@lru_cache(maxsize=64)
+def _compiled(program: Program, keep: str, order: int, shape: Chunk, several: bool) -> Callable:
+    """A chunk of this shape; runs of one shape share it."""
+    one = partial(chunk, program, keep, order, shape)
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)) if several else one, compiler_options=_compiler_options())
 
-    packed = _packed(columns)
+
+def chunk(program: Program, keep: str, order: int, shape: Chunk, scales: Scales, state, stored: Packed, draws: Draws):
+    """Several blocks of steps; returns the state, the moments of the blocks and what else is to be kept of points."""
 
     def step(state, inputs):
         chance, draw = inputs
-        question = query.ask(chance, state)
-        batch = columns if draw.batches.indices is None else _picked(packed, draw.batches.indices)
-        total = bounded_sum(query.row_value, question, batch, draw.batches.multiplicity, scales.clip_norm, order)
-        answer = privatize(total, draw.noise, scales.noise_scale, scales.clip_norm)
-        return query.update(state, question, answer)
+        question = program.ask(chance, state)
+        rows = unpacked(_picked(stored, draw))
+        multiplicity, clip_norm = draw.batches.multiplicity, scales.clip_norm
+        if program.products is None:
+            total = bounded_sum(program.row_value, question, rows, multiplicity, clip_norm, order)
+        else:
+            rows = rows if FEATURES in rows else with_features(program.products, rows)
+            total = linear_sum(program.products, question, rows, multiplicity, clip_norm)
+        answer = privatize(total, draw.noise, scales.noise_scale, clip_norm)
+        return program.update(state, question, answer)
 
-    state, points = jax.lax.scan(step, state, (jax.vmap(query.chance)(draws.keys), draws))
-    return state, summarize(points), KEEP[keep](points) if KEEP[keep] else None
+    state, points = jax.lax.scan(step, state, (jax.vmap(program.chance)(draws.keys), draws))
+    blocks = jax.tree.map(lambda part: part.reshape(shape.blocks, shape.steps, *part.shape[1:]), points)
+    return state, jax.vmap(summarize)(blocks), KEEP[keep](points, blocks)
+
+
+def _picked(stored: Packed, draw: Draws) -> Packed:
+    """The rows of a step's batch."""
+    if draw.rows is not None:
+        return draw.rows
+    indices = draw.batches.indices
+    if indices is None:
+        return stored
+    return {names: part.at[indices].get(mode="promise_in_bounds") for names, part in stored.items()}
+
+
+def _by_layout(plan: Plan, query: Query, rows: Rows) -> Query:
+    """The query as these rows are asked: by unit, and by matrix products where that is known to be right.
+
+    Which of them depends on public values alone.
+    """
+    if rows.schema.unit is not None:
+        return query._replace(row_value=of_unit(query.row_value, rows.unit), products=None)
+    small, plain = (plan.batch_limit or plan.num_rows) <= MOST_ROWS, rows._counts is None and plan.norm_order == 2
+    same = query.products is not None and query.products.row_value is query.row_value
+    return query if small and plain and same else query._replace(products=None)
+
+
+def prepared(query: Query, rows: Rows) -> Packed:
+    """What chunks are given of the rows; features are made once, unless that would take too much memory."""
+    if rows._files is not None:
+        return {}
+    columns = jax.tree.map(jax.numpy.asarray, rows._columns)
+    if query.products is not None and (rows.replicas or 1) * rows.num_rows * query.products.dim <= MOST_FEATURES:
+        columns = _featured(query.products, rows.replicas is not None)(columns)
+    return packed(columns, whole=(FEATURES,))
+
+
+@lru_cache(maxsize=64)
+def _featured(products: Products, several: bool) -> Callable:
+    make = partial(with_features, products)
+    return jax.jit(jax.vmap(make) if several else make)
 
 
 @cache
@@ -118,34 +186,31 @@ def _compiler_options() -> dict[str, str]:
     return options
 
 
-def _packed(columns: dict[str, Array]) -> dict[tuple[str, ...], Array]:
-    """Columns of one type side by side under all their names: picking rows of one array is quicker than of many."""
-    kinds = {column.dtype for column in columns.values()}
-    alike = [tuple(name for name, column in columns.items() if column.dtype == kind) for kind in kinds]
-    return {names: jax.numpy.stack([columns[name] for name in names], axis=-1) for names in sorted(alike)}
+def chunks_of(plan: Plan, rows: Rows, entries: int, size: int) -> list[Chunk]:
+    """About a hundred blocks of equal length, and what is left. Several short ones make a chunk, as fit in memory.
 
-
-def _picked(packed: dict[tuple[str, ...], Array], indices: Array) -> dict[str, Array]:
-    rows = {names: columns[indices] for names, columns in packed.items()}
-    return {name: rows[names][..., place] for names in rows for place, name in enumerate(names)}
-
-
-def block_lengths(plan: Plan, rows: Rows, entries: int) -> list[int]:
-    """Steps per block: about a hundred blocks, more where batches or points (of `entries`) would not fit in memory."""
+    `entries` are those of a point, `size` those of a row's answer. Chunks are equal but for the last: each shape is
+    compiled.
+    """
     stored = rows.num_rows if rows._counts is None else rows._counts.shape[-1]
-    width = (rows.replicas or 1) * max(entries, min(stored, plan.batch_limit or stored))
-    length = max(1, min(-(-plan.steps // BLOCKS), CHUNK_ENTRIES // width))
-    full, rest = divmod(plan.steps, length)
-    return [length] * full + [rest] * (rest > 0)
+    batch = (rows.replicas or 1) * min(stored, plan.batch_limit or stored)
+    width = batch if rows._files is None else batch * len(rows.schema.names)
+    most = max(1, CHUNK_ENTRIES // max((rows.replicas or 1) * entries, width))
+    steps = min(-(-plan.steps // BLOCKS), most)
+    blocks, rest = divmod(plan.steps, steps)
+    together = max(1, min(blocks, most // steps, CHUNK_WORK // (steps * batch * size)))
+    together -= next(less for less in range(together) if blocks % (together - less) == 0)
+    return [Chunk(together, steps)] * (blocks // together) + [Chunk(1, rest)] * (rest > 0)
 
 
 def _draw(noise: Noise, plan: Plan, query: Query, rows: Rows, index: int, steps: int, keys: Array) -> Draws:
     batches = draw_batches(noise, index, plan, steps, rows._counts, rows.replicas)
-    if rows.replicas is None:
-        split = jax.random.split(jax.random.fold_in(keys, index), steps)
-        return Draws(split, batches, noise.draw(plan.noise_kind, index, (steps, query.size)))
-    split = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, index), steps))(keys)
-    return Draws(split, batches, noise.draw(plan.noise_kind, index, (rows.replicas, steps, query.size)))
+    if rows.replicas is not None:
+        split = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, index), steps))(keys)
+        return Draws(split, batches, noise.draw(plan.noise_kind, index, (rows.replicas, steps, query.size)))
+    split = jax.random.split(jax.random.fold_in(keys, index), steps)
+    answers = noise.draw(plan.noise_kind, index, (steps, query.size))
+    return Draws(split, batches, answers, None if rows._files is None else read_batches(rows, batches.indices))
 
 
 def _public_keys(noise: Noise, replicas: int | None) -> tuple[Array, Array]:
@@ -164,13 +229,13 @@ def _output(keep: str, leaves):
 
 def _collect(noise: Noise, plan: Plan, query: Query, state, outputs, axis: int) -> Release:
     blocks, kept = zip(*outputs, strict=True)
-    stacked = Blocks(*(np.stack(field, axis) for field in zip(*blocks, strict=True)))
-    trace = cross = None
-    if isinstance(kept[0], Point):
-        trace = Point(*(np.concatenate(field, axis) for field in zip(*kept, strict=True)))
-    elif isinstance(kept[0], Cross):
-        cross = Cross(*(np.stack(field, axis) for field in zip(*kept, strict=True)))
-    return Release(plan, noise.kind, query.settings, stacked, np.asarray(query.last(state)), trace, cross)
+
+    def joined(parts):
+        return type(parts[0])(*(np.concatenate(field, axis) for field in zip(*parts, strict=True)))
+
+    others = None if kept[0] is None else joined(kept)
+    trace, cross = (others if isinstance(others, kind) else None for kind in (Point, Cross))
+    return Release(plan, noise.kind, query.settings, joined(blocks), np.asarray(query.last(state)), trace, cross)
 
 
 def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
@@ -195,15 +260,32 @@ def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
 def _check_shapes(query: Query, rows: Rows) -> int:
     """The number of entries of a point, and its randomness, once the query was found to answer as it says."""
     axes = 1 if rows.replicas is None else 2
-    row = {name: jax.ShapeDtypeStruct(column.shape[axes:], column.dtype) for name, column in rows._columns.items()}
-    key = jax.random.key(0)
-    state = jax.eval_shape(query.init, key)
-    chance = jax.eval_shape(query.chance, key)
-    question = jax.eval_shape(query.ask, chance, state)
-    answer = jax.eval_shape(query.row_value, question, row)
+    kinds = {name: column.dtype for name, column in rows._columns.items()}
+    if rows._files is not None:
+        kinds = {name: np.dtype(encoded_kind(rows.schema[name])) for name in kinds}
+    row = {name: jax.ShapeDtypeStruct(rows._columns[name].shape[axes:], kind) for name, kind in kinds.items()}
+    state, tree = jax.tree.flatten(jax.eval_shape(query.init, jax.random.key(0)))
+    return _entries(query.program, query.size, tuple(row.items()), tuple(state), tree, jax.config.jax_enable_x64)
+
+
+@lru_cache(maxsize=64)
+def _entries(program: Program, size: int, columns: tuple, leaves: tuple, tree: Any, double: bool) -> int:
+    del double  # types are of that precision
+    row, state, key = dict(columns), jax.tree.unflatten(tree, leaves), jax.random.key(0)
+    chance = jax.eval_shape(program.chance, key)
+    question = jax.eval_shape(program.ask, chance, state)
+    answer = jax.eval_shape(program.row_value, question, row)
     one = {name: jax.ShapeDtypeStruct((1, *value.shape), value.dtype) for name, value in row.items()}
-    jax.eval_shape(partial(bounded_sum, query.row_value), question, one, np.ones(1), np.ones(()))
-    if answer.shape != (query.size,):
-        raise ValueError(f"row_value gives shape {answer.shape}; the query's size is {query.size}")
-    _, point = jax.eval_shape(query.update, state, question, answer)
+    jax.eval_shape(partial(bounded_sum, program.row_value), question, one, np.ones(1), np.ones(()))
+    if answer.shape != (size,):
+        raise ValueError(f"row_value gives shape {answer.shape}; the query's size is {size}")
+    if answer.dtype != jax.numpy.zeros(()).dtype:
+        raise ValueError(f"row_value gives {answer.dtype}: let rows answer with floats of full precision")
+    after, point = jax.eval_shape(program.update, state, question, answer)
+    alike = jax.tree.structure(after) == tree and all(
+        (one.shape, one.dtype) == (other.shape, other.dtype)
+        for one, other in zip(jax.tree.leaves(after), leaves, strict=True)
+    )
+    if not alike:
+        raise ValueError("update gives a state of another shape or type than init: a step must be like the one before")
     return sum(part.size for part in jax.tree.leaves((chance, point)))

@@ -6,6 +6,7 @@ z = m + L(a)η to the family's parameters φ, and scaled by a public factor. `VA
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from jax import Array
 from discreet.methods.gaussian import MEAN_FIELD, NAMES, POSITIVE, Family, antithetic
 from discreet.model import Linear, Model, Row, prior_moments
 from discreet.plan import Plan
-from discreet.query import Point, Query
+from discreet.query import Point, Products, Query, Spread
 
 
 class Settings(NamedTuple):
@@ -47,32 +48,32 @@ class Variant(NamedTuple):
 
     aligned    rows answer with location gradients, one for each shared draw, and the answer is pulled back to φ;
                otherwise each row pulls back its own, and all of φ shares the clip
-    factor     multiplies what a row answers, and is undone after the noise
+    factor     of (family, β, φ): multiplies what a row answers, and is undone after the noise
     in_step    whether the step keeps the factor: λ·factor·gradient
     only       the families that the factor is known for
     """
 
     aligned: bool
-    factor: Callable[[Settings, Array], Array]
+    factor: Callable[[Family, Any, Array], Array]
     in_step: bool
     only: tuple[str, ...] = NAMES
 
 
-def _one(settings: Settings, phi: Array) -> Array:
+def _one(family: Family, beta: Any, phi: Array) -> Array:
     return jnp.ones_like(phi)
 
 
-def _beta(settings: Settings, phi: Array) -> Array:
-    return jnp.asarray(settings.precondition, phi.dtype)
+def _beta(family: Family, beta: Any, phi: Array) -> Array:
+    return jnp.asarray(beta, phi.dtype)
 
 
-def _steepness(settings: Settings, phi: Array) -> Array:
-    dim = settings.family.dim(phi)
-    return jnp.ones_like(phi).at[dim : 2 * dim].set(1 / settings.family.slope(phi))
+def _steepness(family: Family, beta: Any, phi: Array) -> Array:
+    dim = family.dim(phi)
+    return jnp.ones_like(phi).at[dim : 2 * dim].set(1 / family.slope(phi))
 
 
-def _inverse_fisher(settings: Settings, phi: Array) -> Array:
-    return settings.family.inverse_fisher(phi)
+def _inverse_fisher(family: Family, beta: Any, phi: Array) -> Array:
+    return family.inverse_fisher(phi)
 
 
 VARIANTS = {
@@ -88,11 +89,24 @@ _VECTORS = ("start", "learning_rate", "precondition", "rest")
 OPTIMISERS = {"sgd": optax.sgd, "adam": optax.adam}
 
 
+class Constants(NamedTuple):
+    """The numbers of a plan and its settings, as values: runs that differ in these alone share one compiled step."""
+
+    rate: Array
+    precondition: Array | None
+    decay: Array
+    rest: Array
+    sampling_prob: Array
+    steps: Array
+
+
 class State(NamedTuple):
-    """The iterate φ and the optimiser's memory."""
+    """The iterate φ, the optimiser's memory, the number of steps that were taken, and what stays."""
 
     phi: Array
     optimiser: optax.OptState
+    step: Array
+    constants: Constants
 
 
 class Question(NamedTuple):
@@ -111,16 +125,28 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
     step: for a quadratic loss the draws' own scatter then adds no noise. An aligned trace is of the location alone.
     """
     check(model, settings)
-    family, variant, dim = settings.family, VARIANTS[settings.variant], model.dim
-    start, rate = np.asarray(settings.start, np.float64), np.asarray(settings.learning_rate, np.float64)
-    optimiser = OPTIMISERS[settings.optimiser](_schedule(settings, plan.steps))
+    start = np.asarray(settings.start, np.float64)
+    beta = None if settings.precondition is None else np.asarray(settings.precondition, np.float64)
+    numbers = (settings.learning_rate, beta, settings.decay, settings.rest, plan.sampling_prob, plan.steps)
 
     def init(key):
         del key
-        return State(jnp.asarray(start), optimiser.init(jnp.asarray(start)))
+        constants = Constants(*(None if number is None else jnp.asarray(number, float) for number in numbers))
+        return State(
+            jnp.asarray(start), OPTIMISERS[settings.optimiser](1.0).init(jnp.asarray(start)), jnp.zeros(()), constants
+        )
+
+    same = (settings.variant, settings.family, settings.optimiser, settings.draws)
+    return _functions(model, *same)._replace(init=init, settings=describe(settings))
+
+
+@lru_cache(maxsize=64)
+def _functions(model: Model, variant_name: str, family: Family, optimiser_name: str, draws: int) -> Query:
+    """What queries of one shape have in common, so that their steps are compiled once."""
+    variant, dim, optimiser = VARIANTS[variant_name], model.dim, OPTIMISERS[optimiser_name](1.0)
 
     def ask(eta, state):
-        return question_at(settings, state.phi, eta)
+        return _question(variant, family, state.constants.precondition, state.phi, eta)
 
     def row_value(question, row):
         if variant.aligned:
@@ -128,50 +154,69 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
             return (question.factor[None, :dim] * by_draw).ravel()
         return question.factor * _row_gradient(model, family, question, row)
 
-    def complete(question, answer):
+    def complete(question, answer, sampling_prob):
         """The gradient of φ, and what of it is linear in the mean draw: (y, its noise scale)."""
-        public = plan.sampling_prob * _slopes(model.log_prior, question.draws)
-        entropy = plan.sampling_prob * jax.grad(family.entropy)(question.phi)
+        public = sampling_prob * _slopes(model.log_prior, question.draws)
+        entropy = sampling_prob * jax.grad(family.entropy)(question.phi)
         if not variant.aligned:
             gradient = answer / question.factor + _pull_back(family, question, public) - entropy
             return gradient, gradient, 1 / question.factor
-        by_draw = answer.reshape(settings.draws, dim) / question.factor[None, :dim] + public
+        by_draw = answer.reshape(draws, dim) / question.factor[None, :dim] + public
         gradient = _pull_back(family, question, by_draw) - entropy
-        return gradient, by_draw.sum(0), np.sqrt(settings.draws) / question.factor[:dim]
+        return gradient, by_draw.sum(0), np.sqrt(draws) / question.factor[:dim]
 
     def update(state, question, answer):
-        gradient, y, scale = complete(question, answer)
+        constants, step = state.constants, state.step
+        gradient, y, scale = complete(question, answer, constants.sampling_prob)
         direction = question.factor * gradient if variant.in_step else gradient
         change, memory = optimiser.update(direction, state.optimiser)
+        share = constants.decay ** (step / constants.steps) * (step >= constants.rest * constants.steps)
         x = state.phi.at[:dim].set(question.draws.mean(0))[: len(y)]
-        return State(state.phi + rate * change, memory), Point(state.phi, x, y, scale)
+        moved = state.phi + constants.rate * share * change
+        return State(moved, memory, step + 1, constants), Point(state.phi, x, y, scale)
 
-    size = settings.draws * dim if variant.aligned else family.size(dim)
     return Query(
-        init,
-        ask,
-        row_value,
-        update,
+        init=lambda key: None,
+        ask=ask,
+        row_value=row_value,
+        update=update,
         last=lambda state: state.phi,
-        size=size,
+        size=draws * dim if variant.aligned else family.size(dim),
         columns=model.columns,
-        settings=describe(settings),
-        chance=lambda key: antithetic(key, settings.draws, dim),
+        settings={},
+        chance=lambda key: antithetic(key, draws, dim),
+        products=_products(model, row_value, variant, family, draws),
     )
 
 
-def _schedule(settings: Settings, steps: int) -> float | Callable[[Array], Array]:
-    """What the learning rates are multiplied by, as Optax wants it: a number, or a function of the step's number."""
-    rest = np.asarray(settings.rest, np.float64)
-    if settings.decay == 1 and not rest.any():
-        return 1.0
-    return lambda step: settings.decay ** (step / np.float64(steps)) * (step >= rest * steps)
+def _products(model: Model, row_value: Callable, variant: Variant, family: Family, draws: int) -> Products | None:
+    """Sums of these answers by matrix products, if rows have a linear predictor."""
+    likelihood = model.log_likelihood
+    if not isinstance(likelihood, Linear):
+        return None
+
+    def slopes(predictors, rest, row):
+        def loss(u, others):
+            return -likelihood.of_predictor(u, others, row) / draws
+
+        return jax.vmap(jax.grad(loss, (0, 1)))(predictors, rest)
+
+    def spread(question):
+        centre, eta = question.phi[: model.dim], question.eta[: (draws + 1) // 2]
+        arms = question.draws[: (draws + 1) // 2] - centre[None]
+        return Spread(centre, arms, eta, family.slope(question.phi), question.factor)
+
+    kind = "aligned" if variant.aligned else family.name
+    return Products(row_value, kind, model.dim, draws, likelihood.features, slopes, spread)
 
 
 def question_at(settings: Settings, phi: Array, eta: Array) -> Question:
     """The question at this φ with these draws."""
-    factor = VARIANTS[settings.variant].factor(settings, phi)
-    return Question(phi, eta, settings.family.draws(phi, eta), factor)
+    return _question(VARIANTS[settings.variant], settings.family, settings.precondition, phi, eta)
+
+
+def _question(variant: Variant, family: Family, beta: Any, phi: Array, eta: Array) -> Question:
+    return Question(phi, eta, family.draws(phi, eta), variant.factor(family, beta, phi))
 
 
 def _row_gradient(model: Model, family: Family, question: Question, row: Row) -> Array:

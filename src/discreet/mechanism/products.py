@@ -1,0 +1,204 @@
+"""Sums of clipped answers by matrix products, where rows answer through a linear predictor (`query.Products`).
+
+A row's answer is a public linear map of its slopes ⊗ its features. So neither its length nor the sum over rows needs
+the answer itself: lengths are products of slopes and squared features, and the map is applied to the sum. No array of
+rows × answers is ever made. `bounded_sum` is the oracle: the same sum, row by row.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from discreet.mechanism.clipping import GRID, private_primitive, refuse_side_effects
+from discreet.query import Numbers, Products, Spread
+
+FEATURES, FINITE = "features of a row", "whether they are finite"
+MOST_ROWS = 2**15
+LONGEST, SLACK = 64.0, 0.125
+UNIT_ROUNDOFF = 2.0**-53
+LANES = 8  # products with a multiple of so many columns are twice as quick
+MOST_PAIRED = 5
+_PARTS = len(Spread._fields)
+
+
+def with_features(products: Products, columns: Mapping[str, Array]) -> dict[str, Array]:
+    """Each row's features, zero if they are not all finite, whether they are, and the columns that slopes look at."""
+    features = jax.vmap(products.features)(dict(columns))
+    finite = jnp.isfinite(features).all(1)
+    others = {name: columns[name] for name in _looked_at(products, columns, features)}
+    return {**others, FEATURES: jnp.where(finite[:, None], features, 0.0), FINITE: finite.astype(features.dtype)}
+
+
+def _looked_at(products: Products, columns: Mapping[str, Array], features: Array) -> list[str]:
+    """Names of the columns that slopes depend on."""
+    predictors = jax.ShapeDtypeStruct((1,), features.dtype)
+    rest = jax.ShapeDtypeStruct((1, products.dim - features.shape[1]), features.dtype)
+    row = {name: jax.ShapeDtypeStruct(column.shape[1:], column.dtype) for name, column in columns.items()}
+    jaxpr = jax.make_jaxpr(products.slopes)(predictors, rest, row).jaxpr
+    seen = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
+    return [name for name, var in zip(sorted(columns), jaxpr.invars[2:], strict=True) if id(var) in seen]
+
+
+def linear_sum(
+    products: Products, question: Any, rows: Mapping[str, Array], multiplicity: Numbers, clip_norm: Numbers
+) -> Array:
+    """What `bounded_sum` gives, within rounding: Σ multiplicity_i · clip(answer_i), in whole units of clip_norm / 2²⁰.
+
+    `rows` are those of `with_features`.
+
+    Guarantee: in double precision, a row of multiplicity 1 moves the result by at most 2²⁰ units in the Euclidean norm;
+    one without finite features, slopes and length adds zero. The sum is rounded to whole units once, which moves either
+    of two sums by half a unit in each coordinate. Its terms are added in floating point, in any order: n rows, whose
+    terms are a·clip_norm at most, miss by no more than (n + draws + 8)·n·a·2⁻⁵³ clip norms. The clip is reduced by one
+    unit and twice this slack in each coordinate, and a row counts as longer by what rounding may hide of its length.
+    Rows whose terms are longer are shortened, too: a is `LONGEST`, or as much more as keeps the slack at `SLACK` units.
+    It exceeds 1 only where the terms of an answer cancel.
+    """
+    spread = products.spread(question)
+    own = {name: rows[name] for name in rows if name not in (FEATURES, FINITE)}
+    private, tree = jax.tree.flatten(own)
+    kind, rest = spread.centre.dtype, products.dim - rows[FEATURES].shape[1]
+
+    def flat_slopes(predictors, rest, *leaves):
+        return products.slopes(predictors, rest, jax.tree.unflatten(tree, leaves))
+
+    points = [jax.ShapeDtypeStruct(shape, kind) for shape in ((products.draws,), (products.draws, rest))]
+    closed = jax.make_jaxpr(flat_slopes)(*points, *(jax.ShapeDtypeStruct(one.shape[1:], one.dtype) for one in private))
+    refuse_side_effects(closed.jaxpr)
+    public = [*closed.consts, *spread]
+    operands = [*public, rows[FEATURES], rows[FINITE], *private, multiplicity, clip_norm]
+    return linear_sum_p.bind(
+        *operands, jaxpr=closed.jaxpr, num_public=len(public), order=2, kind=products.kind, draws=products.draws
+    )
+
+
+def _linear_sum(*operands, jaxpr, num_public, order, kind, draws):
+    del order
+    public, (x, finite, *rows) = operands[:num_public], operands[num_public:-2]
+    multiplicity, clip_norm = operands[-2:]
+    consts, spread = public[:-_PARTS], Spread(*public[-_PARTS:])
+    one_row, width = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts)), x.shape[1]
+    rest = spread.centre[None, width:] + _signed(spread.arms[:, width:], draws)
+    slopes, others = jax.vmap(lambda u, *row: one_row(u, rest, *row))(_predictors(spread, x, draws), *rows)
+    joined = _join(kind, slopes, len(spread.arms)), _join(kind, others, len(spread.arms))
+    length, term = _lengths(kind, spread, x, *joined)
+    radius, longest = _reach(len(x), draws, _size(kind, draws, spread))
+    shrink = clip_norm / jnp.maximum(clip_norm, jnp.maximum(length / radius, term / longest))
+    weight = jnp.where((finite > 0) & jnp.isfinite(length) & jnp.isfinite(term), multiplicity * shrink, 0.0)
+    slopes, others = (jnp.where(jnp.isfinite(part), part, 0.0) for part in joined)
+    totals = jnp.concatenate([(weight[:, None] * slopes).T @ x, jnp.einsum("i,ikq->kq", weight, others)], axis=1)
+    return _whole(_answer(kind, spread, totals) * (GRID / clip_norm))
+
+
+def _whole(units: Array) -> Array:
+    return jnp.round(units)
+
+
+def _predictors(spread: Spread, x: Array, draws: int) -> Array:
+    """x·z of each row and point z."""
+    width = x.shape[1]
+    if draws == 1:
+        return (x @ (spread.centre + spread.arms[0])[:width])[:, None]
+    directions = jnp.concatenate([spread.centre[None], spread.arms])[:, :width]
+    spare = -len(directions) % LANES
+    along = x @ jnp.concatenate([directions, jnp.zeros((spare, width), x.dtype)]).T
+    return along[:, :1] + _signed(along[:, 1 : len(directions)], draws, 1)
+
+
+def _signed(arms: Array, draws: int, axis: int = 0) -> Array:
+    """What is said of the arms, of all points: (+, −) as far as they go."""
+    return jax.lax.slice_in_dim(jnp.concatenate([arms, -arms], axis), 0, draws, axis=axis)
+
+
+def _join(kind: str, by_draw: Array, arms: int) -> Array:
+    """Slopes by draw (rows, draws, …) as answers use them: ΣG_k and those of the arms; as they are for one point, or if
+    "aligned".
+    """
+    if kind == "aligned" or by_draw.shape[1] == 1:
+        return by_draw
+    first, second = by_draw[:, :arms], by_draw[:, arms:]
+    pairs = first[:, : second.shape[1]] - second
+    return jnp.concatenate([by_draw.sum(1, keepdims=True), pairs, first[:, second.shape[1] :]], axis=1)
+
+
+def _reach(count: int, draws: int, size: int) -> tuple[float, float]:
+    """How long answers of `count` rows may be, and how long their terms, in clip norms (see `linear_sum`)."""
+    miss = (count + draws + 8) * count * UNIT_ROUNDOFF * GRID
+    longest = max(LONGEST, SLACK / miss)
+    radius = 1 - (1 + 2 * miss * longest) * size**0.5 / GRID
+    if radius < 0.5:
+        raise ValueError(f"a row answers with {size} numbers: rounding would use up half of the clip norm")
+    return radius, longest
+
+
+def _size(kind: str, draws: int, spread: Spread) -> int:
+    """The length of an answer."""
+    return draws * spread.centre.shape[0] if kind == "aligned" else spread.factor.shape[0]
+
+
+def _answer(kind: str, spread: Spread, totals: Array) -> Array:
+    """The public map from joined slopes (…, dim) to an answer."""
+    dim = totals.shape[1]
+    if kind == "aligned":
+        return (spread.factor[None, :dim] * totals).ravel()
+    location, arms = totals[0], totals[-len(spread.arms) :]
+    parts = [location, spread.slope * (spread.eta * arms).sum(0)]
+    if kind == "full-rank":
+        row, column = np.tril_indices(dim, -1)
+        parts.append((arms.T @ spread.eta).reshape(dim * dim)[row * dim + column])
+    return spread.factor * jnp.concatenate(parts)
+
+
+def _lengths(kind: str, spread: Spread, x: Array, slopes: Array, others: Array) -> tuple[Array, Array]:
+    """Of each row: the norm of its answer, and a bound on the sum of the sizes of the terms of any coordinate."""
+    dim, width, square = spread.centre.shape[0], x.shape[1], x**2
+    if kind == "aligned":
+        weights = spread.factor[:dim] ** 2
+        norm = (slopes**2).sum(1) * (square @ weights[:width]) + jnp.einsum("ikq,q->i", others**2, weights[width:])
+        return _at_least(norm, jnp.sqrt(norm), dim), jnp.sqrt(norm)
+    location, scale, eta = spread.factor[:dim], spread.factor[dim : 2 * dim] * spread.slope, spread.eta
+    arms, others_arms = slopes[:, -len(eta) :], others[:, -len(eta) :]
+    loudest = jnp.abs(eta).max(0)
+    most = jnp.abs(scale) * loudest
+    norm = slopes[:, 0] ** 2 * (square @ location[:width] ** 2) + others[:, 0] ** 2 @ location[width:] ** 2
+    terms = jnp.sqrt(norm)
+    norm = norm + jnp.einsum("ikq,kq->iq", others_arms, eta[:, width:]) ** 2 @ scale[width:] ** 2
+    if kind == "full-rank" or len(eta) > MOST_PAIRED:
+        spun = arms @ eta
+        norm = norm + (spun[:, :width] ** 2 * square) @ scale[:width] ** 2
+    else:
+        norm = norm + _paired(square, arms, eta[:, :width] * scale[None, :width])
+    if kind == "full-rank":
+        below = jnp.zeros((dim, dim)).at[np.tril_indices(dim, -1)].set(spread.factor[2 * dim :])
+        mixed = jnp.einsum("ikq,kl->iql", others_arms, eta) * below[None, width:]
+        norm = norm + (spun**2 * (square @ below[:width] ** 2)).sum(1) + (mixed**2).sum((1, 2))
+        most = jnp.maximum(most, (jnp.abs(below) * loudest[None]).max(1))
+    terms = terms + jnp.abs(arms).sum(1) * jnp.sqrt(square @ most[:width] ** 2)
+    terms = terms + jnp.abs(others_arms).sum(1) @ most[width:]
+    return _at_least(norm, terms, dim + slopes.shape[1]), terms
+
+
+def _paired(square: Array, arms: Array, eta: Array) -> Array:
+    """Σ_j (x_j Σ_r arms_r η_rj)², as Σ_rs arms_r arms_s Σ_j x_j² η_rj η_sj: one product with few columns."""
+    first, second = np.triu_indices(len(eta))
+    twice = np.where(first == second, 1.0, 2.0)
+    return ((square @ (eta[first] * eta[second]).T) * (arms[:, first] * arms[:, second]) * twice[None]).sum(1)
+
+
+def _at_least(square: Array, terms: Array, count: int) -> Array:
+    """The root of a sum of `count` terms of these sizes, and all that rounding may hide of it."""
+    return jnp.sqrt(jnp.maximum(square, 0.0) + 4 * (count + 8) * UNIT_ROUNDOFF * terms**2)
+
+
+def _linear_sum_shape(*operands, jaxpr, num_public, order, kind, draws):
+    del jaxpr, order
+    size = _size(kind, draws, Spread(*operands[num_public - _PARTS : num_public]))
+    return operands[num_public - 1].update(shape=(size,))
+
+
+linear_sum_p = private_primitive("linear_sum", _linear_sum, _linear_sum_shape)
