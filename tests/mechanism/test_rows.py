@@ -173,3 +173,13 @@ def test_folders_of_rows_that_are_refused(tmp_path):
     with pytest.raises(SchemaError, match="no encoded rows of format"):
         encode(tmp_path / "rows", MIXED)
     assert not (tmp_path / "others").exists()
+
+
+def test_rows_on_disk_need_batches(tmp_path):
+    path = written(tmp_path / "people.parquet")
+    model = glm("logistic", "ill", ["age"], MIXED)
+    rows = encode(path, MIXED, tmp_path / "rows")
+    plan = Plan(1000, 40, 0.1, 1.0, 1.0)
+    query = elbo.query(model, plan, elbo.Settings(elbo.start_at(model, 0.1), 1e-3))
+    with pytest.raises(ValueError, match="batch_limit=None: rows on disk are read by batches"):
+        loop.run(noise.simulated(1), plan, query, rows)

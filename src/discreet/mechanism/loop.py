@@ -210,7 +210,7 @@ def _draw(noise: Noise, plan: Plan, query: Query, rows: Rows, index: int, steps:
         return Draws(split, batches, noise.draw(plan.noise_kind, index, (rows.replicas, steps, query.size)))
     split = jax.random.split(jax.random.fold_in(keys, index), steps)
     answers = noise.draw(plan.noise_kind, index, (steps, query.size))
-    return Draws(split, batches, answers, None if rows._files is None else read_batches(rows, batches.indices))
+    return Draws(split, batches, answers, read_batches(rows, batches.indices))
 
 
 def _public_keys(noise: Noise, replicas: int | None) -> tuple[Array, Array]:
@@ -233,8 +233,8 @@ def _collect(noise: Noise, plan: Plan, query: Query, state, outputs, axis: int) 
     def joined(parts):
         return type(parts[0])(*(np.concatenate(field, axis) for field in zip(*parts, strict=True)))
 
-    others = None if kept[0] is None else joined(kept)
-    trace, cross = (others if isinstance(others, kind) else None for kind in (Point, Cross))
+    trace = joined(kept) if isinstance(kept[0], Point) else None
+    cross = joined(kept) if isinstance(kept[0], Cross) else None
     return Release(plan, noise.kind, query.settings, joined(blocks), np.asarray(query.last(state)), trace, cross)
 
 
@@ -252,6 +252,11 @@ def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
         raise ValueError(f"sampling={plan.sampling!r}: these rows are held as counts and need Poisson sampling")
     if rows._counts is not None and plan.batch_limit not in (None, plan.num_rows):
         raise ValueError(f"batch_limit={plan.batch_limit}: these rows are held as counts and need batch_limit=None")
+    if rows._files is not None and plan.sampling == "poisson" and plan.batch_limit in (None, plan.num_rows):
+        raise ValueError(
+            f"batch_limit={plan.batch_limit}: rows on disk are read by batches; give a limit below {plan.num_rows}, or "
+            "encode a table this small without a folder"
+        )
     missing = set(query.columns) - set(rows.schema.names)
     if missing:
         raise ValueError(f"the query needs columns {sorted(missing)}; the table has {list(rows.schema.names)}")
@@ -265,12 +270,11 @@ def _check_shapes(query: Query, rows: Rows) -> int:
         kinds = {name: np.dtype(encoded_kind(rows.schema[name])) for name in kinds}
     row = {name: jax.ShapeDtypeStruct(rows._columns[name].shape[axes:], kind) for name, kind in kinds.items()}
     state, tree = jax.tree.flatten(jax.eval_shape(query.init, jax.random.key(0)))
-    return _entries(query.program, query.size, tuple(row.items()), tuple(state), tree, jax.config.jax_enable_x64)
+    return _entries(query.program, query.size, tuple(row.items()), tuple(state), tree, str(jax.numpy.zeros(()).dtype))
 
 
 @lru_cache(maxsize=64)
-def _entries(program: Program, size: int, columns: tuple, leaves: tuple, tree: Any, double: bool) -> int:
-    del double  # types are of that precision
+def _entries(program: Program, size: int, columns: tuple, leaves: tuple, tree: Any, floats: str) -> int:
     row, state, key = dict(columns), jax.tree.unflatten(tree, leaves), jax.random.key(0)
     chance = jax.eval_shape(program.chance, key)
     question = jax.eval_shape(program.ask, chance, state)
@@ -279,7 +283,7 @@ def _entries(program: Program, size: int, columns: tuple, leaves: tuple, tree: A
     jax.eval_shape(partial(bounded_sum, program.row_value), question, one, np.ones(1), np.ones(()))
     if answer.shape != (size,):
         raise ValueError(f"row_value gives shape {answer.shape}; the query's size is {size}")
-    if answer.dtype != jax.numpy.zeros(()).dtype:
+    if str(answer.dtype) != floats:
         raise ValueError(f"row_value gives {answer.dtype}: let rows answer with floats of full precision")
     after, point = jax.eval_shape(program.update, state, question, answer)
     alike = jax.tree.structure(after) == tree and all(

@@ -99,7 +99,7 @@ def _whole(units: Array) -> Array:
     return jnp.round(units)
 
 
-def _predictors(spread: Spread, x: Array, draws: int) -> Array:
+def _predictors(spread: Any, x: Array, draws: int) -> Array:
     """x·z of each row and point z."""
     width = x.shape[1]
     if draws == 1:
@@ -110,7 +110,7 @@ def _predictors(spread: Spread, x: Array, draws: int) -> Array:
     return along[:, :1] + _signed(along[:, 1 : len(directions)], draws, 1)
 
 
-def _signed(arms: Array, draws: int, axis: int = 0) -> Array:
+def _signed(arms: Any, draws: int, axis: int = 0) -> Array:
     """What is said of the arms, of all points: (+, −) as far as they go."""
     return jax.lax.slice_in_dim(jnp.concatenate([arms, -arms], axis), 0, draws, axis=axis)
 
@@ -141,7 +141,7 @@ def _size(kind: str, draws: int, spread: Spread) -> int:
     return draws * spread.centre.shape[0] if kind == "aligned" else spread.factor.shape[0]
 
 
-def _answer(kind: str, spread: Spread, totals: Array) -> Array:
+def _answer(kind: str, spread: Any, totals: Array) -> Array:
     """The public map from joined slopes (…, dim) to an answer."""
     dim = totals.shape[1]
     if kind == "aligned":
@@ -154,7 +154,7 @@ def _answer(kind: str, spread: Spread, totals: Array) -> Array:
     return spread.factor * jnp.concatenate(parts)
 
 
-def _lengths(kind: str, spread: Spread, x: Array, slopes: Array, others: Array) -> tuple[Array, Array]:
+def _lengths(kind: str, spread: Any, x: Array, slopes: Array, others: Array) -> tuple[Array, Array]:
     """Of each row: the norm of its answer, and a bound on the sum of the sizes of the terms of any coordinate."""
     dim, width, square = spread.centre.shape[0], x.shape[1], x**2
     if kind == "aligned":
@@ -168,15 +168,14 @@ def _lengths(kind: str, spread: Spread, x: Array, slopes: Array, others: Array) 
     norm = slopes[:, 0] ** 2 * (square @ location[:width] ** 2) + others[:, 0] ** 2 @ location[width:] ** 2
     terms = jnp.sqrt(norm)
     norm = norm + jnp.einsum("ikq,kq->iq", others_arms, eta[:, width:]) ** 2 @ scale[width:] ** 2
-    if kind == "full-rank" or len(eta) > MOST_PAIRED:
-        spun = arms @ eta
-        norm = norm + (spun[:, :width] ** 2 * square) @ scale[:width] ** 2
-    else:
+    if kind == "mean-field" and len(eta) <= MOST_PAIRED:
         norm = norm + _paired(square, arms, eta[:, :width] * scale[None, :width])
+    else:
+        norm = norm + ((arms @ eta[:, :width]) ** 2 * square) @ scale[:width] ** 2
     if kind == "full-rank":
         below = jnp.zeros((dim, dim)).at[np.tril_indices(dim, -1)].set(spread.factor[2 * dim :])
         mixed = jnp.einsum("ikq,kl->iql", others_arms, eta) * below[None, width:]
-        norm = norm + (spun**2 * (square @ below[:width] ** 2)).sum(1) + (mixed**2).sum((1, 2))
+        norm = norm + ((arms @ eta) ** 2 * (square @ below[:width] ** 2)).sum(1) + (mixed**2).sum((1, 2))
         most = jnp.maximum(most, (jnp.abs(below) * loudest[None]).max(1))
     terms = terms + jnp.abs(arms).sum(1) * jnp.sqrt(square @ most[:width] ** 2)
     terms = terms + jnp.abs(others_arms).sum(1) @ most[width:]

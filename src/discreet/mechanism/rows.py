@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from discreet.atomic import new_folder
-from discreet.query import Numbers
 from discreet.schema import Categorical, Numeric, Schema, SchemaError, Unit
 
 Packed = dict[tuple[str, ...], Any]
@@ -103,16 +102,17 @@ def packed(columns: Mapping[str, Any], whole: tuple[str, ...] = ()) -> Packed:
     return stacked | {(name, ""): columns[name] for name in whole if name in columns}
 
 
-def unpacked(parts: Packed) -> dict[str, Numbers]:
+def unpacked(parts: Packed) -> dict[str, Any]:
     """Columns by name again."""
     whole = {names[0]: part for names, part in parts.items() if names[1:] == ("",)}
     several = {names: part for names, part in parts.items() if names[0] not in whole}
     return whole | {name: part[..., place] for names, part in several.items() for place, name in enumerate(names)}
 
 
-def read_batches(rows: Rows, indices: np.ndarray) -> Packed:
-    """The rows at these positions, from files, in the types that `Schema.encode` gives: (…, columns)."""
-    assert rows._files is not None
+def read_batches(rows: Rows, indices: Any) -> Packed | None:
+    """The rows at these positions, from files, in the types that `Schema.encode` gives; None if rows are in memory."""
+    if rows._files is None:
+        return None
     return {
         names: np.take(file, indices, axis=0, mode="clip")[..., places].astype(encoded_kind(rows.schema[names[0]]))
         for names, (file, places) in rows._files.items()

@@ -93,11 +93,11 @@ class Constants(NamedTuple):
     """The numbers of a plan and its settings, as values: runs that differ in these alone share one compiled step."""
 
     rate: Array
-    precondition: Array | None
     decay: Array
     rest: Array
     sampling_prob: Array
     steps: Array
+    precondition: Array | None
 
 
 class State(NamedTuple):
@@ -126,12 +126,12 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
     """
     check(model, settings)
     start = np.asarray(settings.start, np.float64)
-    beta = None if settings.precondition is None else np.asarray(settings.precondition, np.float64)
-    numbers = (settings.learning_rate, beta, settings.decay, settings.rest, plan.sampling_prob, plan.steps)
+    numbers = (settings.learning_rate, settings.decay, settings.rest, plan.sampling_prob, plan.steps)
 
     def init(key):
         del key
-        constants = Constants(*(None if number is None else jnp.asarray(number, float) for number in numbers))
+        beta = None if settings.precondition is None else jnp.asarray(settings.precondition, float)
+        constants = Constants(*(jnp.asarray(number, float) for number in numbers), precondition=beta)
         return State(
             jnp.asarray(start), OPTIMISERS[settings.optimiser](1.0).init(jnp.asarray(start)), jnp.zeros(()), constants
         )
