@@ -104,7 +104,9 @@ def main():
     turns = [(setting, name) for _ in range(REPEATS) for setting in SETTINGS for name in workers]
     for turn in progress("speed")(range(len(turns))):
         (rate, draws, wanted), name = turns[turn]
-        speeds[rate, draws, wanted][name].append(workers[name].steps_a_second(rate, draws, FEW if name in SLOW else STEPS))
+        speeds[rate, draws, wanted][name].append(
+            workers[name].steps_a_second(rate, draws, FEW if name in SLOW else STEPS)
+        )
     for worker in workers.values():
         worker.process.stdin.close()
         worker.process.wait()
