@@ -109,19 +109,21 @@ def test_without_a_choice_the_plan_is_made_from_public_facts_alone(monkeypatch):
 
 
 def test_sites_are_one_more_method_of_the_same_fit():
-    """At ε = 10⁴ hardly any noise is left: the mean is EP's own to a fifth of an sd, and sds to a tenth."""
+    """At ε = 10⁴ hardly any noise is left, but rows are still sampled: over twelve seeds means were off EP's own by .05 to
+    .22 sds (the largest of three; about .1 each), sds by .04 at most. Five times that raises an alarm once in 10⁶.
+    """
     found = fit(tiny.MODEL, tiny.rows(), epsilon=1e4, delta=tiny.DELTA, method="sep", noise=simulated(4))
     assert (found.info["method"], found.release.settings["method"]) == ("DP-SEP, noise-aware", "sep")
     assert found.guarantee.epsilon <= 1e4
     exact = ep.ep(linear(tiny.MODEL), tiny.SCHEMA.encode(tiny.table()))
     sd = np.sqrt(np.diag(exact.cov[0]))
-    assert np.abs((found.z[0].mean(0) - exact.mean[0]) / sd).max() < 0.2
+    assert np.abs((found.z[0].mean(0) - exact.mean[0]) / sd).max() < 0.5
     assert np.abs(found.z[0].std(0) / sd - 1).max() < 0.1
     assert found.info["warnings"] == []
     assert np.abs(found.info["clip_bias"]).max() < 0.1
     naive = naive_posterior(found)
     assert naive.info["method"] == "DP-SEP, last iterate"
-    assert np.abs((naive.z[0].mean(0) - exact.mean[0]) / sd).max() < 0.2
+    assert np.abs((naive.z[0].mean(0) - exact.mean[0]) / sd).max() < 0.5
 
 
 @pytest.mark.usefixtures("no_row_is_asked")
