@@ -102,11 +102,7 @@ def _changes(node):
 
 def _children(node):
     """What is below a node, but for texts, types and what is only shown."""
-    if isinstance(node, ast.Raise | ast.JoinedStr) or getattr(node, "name", "") in (
-        "__repr__",
-        "__str__",
-        "_description",
-    ):
+    if isinstance(node, ast.Raise | ast.JoinedStr) or getattr(node, "name", "") in SHOWN:
         return
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list"):
@@ -186,9 +182,10 @@ def first_failure_in_copy(mutant):
 def judged(number, mutant):
     began = time.time()
     killer = first_failure_in_copy(mutant)
-    where = f"{mutant.path.relative_to(PACKAGE)}:{mutant.line}"
-    print(f"{number:3} {time.time() - began:5.0f} s  {where:28} {killer or 'SURVIVES: ' + mutant.change}", flush=True)
-    return {"mutant": number, "where": where, "change": mutant.change, "killed by": killer, "verdict": None}
+    where = "untouched" if mutant is None else f"{mutant.path.relative_to(PACKAGE)}:{mutant.line}"
+    change = "" if mutant is None else mutant.change
+    print(f"{number:3} {time.time() - began:5.0f} s  {where:28} {killer or 'SURVIVES: ' + change}", flush=True)
+    return {"mutant": number, "where": where, "change": change, "killed by": killer, "verdict": None}
 
 
 with tempfile.TemporaryDirectory() as frozen:  # the project as it is now: it may go on changing meanwhile
@@ -201,10 +198,9 @@ with tempfile.TemporaryDirectory() as frozen:  # the project as it is now: it ma
     shutil.copytree(cached, COPY / "cache", ignore=shutil.ignore_patterns("compiled"))
     started = time.time()
     mutants, possible = drawn()
-    untouched = first_failure_in_copy(None)
-    if untouched is not None:
-        sys.exit(f"{untouched} fails without any mutant: put that right first")
-    records = parallel(judged, list(enumerate(mutants)), "mutants")
+    untouched, *records = parallel(judged, [(-1, None), *enumerate(mutants)], "mutants")
+    if untouched["killed by"] is not None:
+        sys.exit(f"{untouched['killed by']} fails without any mutant: put that right first")
 alive = [record for record in records if record["killed by"] is None]
 share = 1 - len(alive) / len(records)
 records.append({"mutant": "all", "killed": f"{len(records) - len(alive)} of {len(records)}", "verdict": share >= 0.95})

@@ -109,8 +109,8 @@ def test_without_a_choice_the_plan_is_made_from_public_facts_alone(monkeypatch):
 
 
 def test_sites_are_one_more_method_of_the_same_fit():
-    """At ε = 10⁴ hardly any noise is left, but rows are still sampled: over twelve seeds means were off EP's own by .05 to
-    .22 sds (the largest of three; about .1 each), sds by .04 at most. Five times that raises an alarm once in 10⁶.
+    """At ε = 10⁴ hardly any noise is left, but rows are still sampled: over twelve seeds means were off EP's own by .05
+    to .22 sds (the largest of three; about .1 each), sds by .04 at most. Five times that: an alarm once in 10⁶.
     """
     found = fit(tiny.MODEL, tiny.rows(), epsilon=1e4, delta=tiny.DELTA, method="sep", noise=simulated(4))
     assert (found.info["method"], found.release.settings["method"]) == ("DP-SEP, noise-aware", "sep")
