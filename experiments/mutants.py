@@ -3,7 +3,8 @@
 Each mutant is one change in `mechanism/`, `plan.py` or `accounting.py`: a comparison, an operator, a constant, a
 condition, a minimum or a maximum turned into its neighbour, or a statement left out. 80 of all that can be made are
 drawn at random, at least three from each file, and the tests of the mechanism are run on each in a copy of the project,
-until one fails. No test knows of any mutant. Texts of messages, type annotations and `__repr__` are left alone.
+until one fails. No test knows of any mutant. Texts of messages, type annotations, `__repr__` and the constants that
+decide nothing but speed (`SPEED`) are left alone.
 
 Criterion (written before the run): at least 95 % of the mutants are killed. Survivors are listed with what they
 change; `docs/faults.md` says why each survived.
@@ -47,9 +48,8 @@ OPERATORS = {
     ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.MatMult: ast.Mult,
 }  # fmt: skip
 EXTREMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "less": "greater", "floor": "ceil"}
-
-
 SHOWN = ("__repr__", "__str__", "_description")
+SPEED = ("CHUNK_ENTRIES", "CHUNK_WORK", "MOST_FEATURES", "IN_CACHE", "LANES", "MOST_PAIRED")
 
 
 class Mutant(NamedTuple):
@@ -103,6 +103,8 @@ def _changes(node):
 def _children(node):
     """What is below a node, but for texts, types and what is only shown."""
     if isinstance(node, ast.Raise | ast.JoinedStr) or getattr(node, "name", "") in SHOWN:
+        return
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in SPEED:
         return
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list"):

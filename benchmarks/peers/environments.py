@@ -3,29 +3,41 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Peer(NamedTuple):
+    """A worker's script, what it is given, and the packages of its own environment (none: the project's)."""
+
+    script: str
+    given: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
 
 PEERS = {
-    "vmap_grad": None,
-    "jax_privacy_scan": None,
-    "jax_privacy_loop": None,
-    "numpyro_plate": None,
-    "numpyro_outside": None,
-    "opacus_sgd": ["torch==2.13.0", "opacus==1.6.0", "numpy==2.4.6"],
-    "d3p_svi": ["d3p==0.2.0", "jax[cpu]==0.4.30", "numpyro==0.15.3", "numpy==1.26.4", "scipy==1.12.0"],
+    "vmap(grad)": Peer("vmap_grad", ("plain",)),
+    "vmap(grad), tuned": Peer("vmap_grad", ("tuned",)),
+    "jax-privacy, scan": Peer("jax_privacy_scan", ("plain",)),
+    "jax-privacy, scan, tuned": Peer("jax_privacy_scan", ("tuned",)),
+    "jax-privacy, loop": Peer("jax_privacy_loop", ("plain",)),
+    "jax-privacy, loop, tuned": Peer("jax_privacy_loop", ("tuned",)),
+    "Opacus": Peer("opacus_sgd", (), ("torch==2.13.0", "opacus==1.6.0", "numpy==2.4.6")),
+    "d3p": Peer("d3p_svi", (), ("d3p==0.2.0", "jax[cpu]==0.4.30", "numpyro==0.15.3", "numpy==1.26.4", "scipy==1.12.0")),
+    "NumPyro, plate": Peer("numpyro_plate"),
+    "NumPyro, indices outside": Peer("numpyro_outside"),
 }
 
 
-def python_for(name: str, folder: Path) -> Path:
-    """The Python that runs the worker `name`: this one, or that of an environment within `folder`."""
-    wanted = PEERS[name]
-    if wanted is None:
+def python_for(peer: Peer, folder: Path) -> Path:
+    """The Python that runs this worker: this one, or that of an environment within `folder`."""
+    if not peer.packages:
         return Path(sys.executable)
-    place = folder.absolute() / name
+    place = folder.absolute() / peer.script
     python, stamp = place / "bin" / "python", place / "installed.txt"
-    if not stamp.exists() or stamp.read_text() != "\n".join(wanted):
+    if not stamp.exists() or stamp.read_text() != "\n".join(peer.packages):
         _run(sys.executable, "-m", "venv", "--clear", str(place))
-        _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
-        stamp.write_text("\n".join(wanted))
+        _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.packages)
+        stamp.write_text("\n".join(peer.packages))
     return python
 
 

@@ -5,14 +5,17 @@ on the device and are picked there, twice as fast as picking them on the host. `
 asks.
 """
 
+import sys
 from functools import cache, partial
 
 from _common import CLIP_NORM, FEATURES, NOISE_MULTIPLIER, ROWS, batch_limit, seconds, serve, starting, table
 
+FORM = sys.argv[1]
+
 with starting("jax_privacy_loop"):
     import jax
     import jax.numpy as jnp
-    from _in_jax import moved, row_loss, start
+    from _in_jax import FORMS, moved, start
     from jax_privacy import clipped_grad
     from jax_privacy.batch_selection import CyclicPoissonSampling, pad_to_multiple_of
     from jax_privacy.noise_addition import gaussian_privatizer
@@ -23,7 +26,7 @@ with starting("jax_privacy_loop"):
 @cache
 def compiled(rate, draws):
     """One step: from (φ, memory of the noise, key), the table and a padded batch of indices to the next state."""
-    clipped = clipped_grad(row_loss, l2_clip_norm=CLIP_NORM, batch_argnums=(1, 2), keep_batch_dim=False)
+    clipped = clipped_grad(FORMS[FORM].row_loss, l2_clip_norm=CLIP_NORM, batch_argnums=(1, 2), keep_batch_dim=False)
     private = privatizer(prng_key=0)
 
     @jax.jit
@@ -61,4 +64,4 @@ def time_steps(rate, draws, steps):
 
 
 if __name__ == "__main__":
-    serve("jax_privacy_loop", ["jax-privacy", "jax", "jaxlib", "numpy"], time_steps)
+    serve(f"jax_privacy_loop {FORM}", ["jax-privacy", "jax", "jaxlib", "numpy"], time_steps)

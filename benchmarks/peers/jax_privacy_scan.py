@@ -4,14 +4,17 @@ Its batch selection runs on the host, so batches are drawn as in vmap_grad: Pois
 program; padding is passed as `is_padding_example`. `nan_safe` stays on, as its guarantee asks.
 """
 
+import sys
 from functools import cache
 
 from _common import CLIP_NORM, NOISE_MULTIPLIER, seconds, serve, starting, table
 
+FORM = sys.argv[1]
+
 with starting("jax_privacy_scan"):
     import jax
     import jax.numpy as jnp
-    from _in_jax import chances, moved, row_loss, start
+    from _in_jax import FORMS, chances, moved, start
     from jax_privacy import clipped_grad
     from jax_privacy.noise_addition import gaussian_privatizer
 
@@ -20,7 +23,7 @@ with starting("jax_privacy_scan"):
 def prepared(rate, draws, steps):
     """A function of a seed that returns φ after the steps."""
     features, labels = map(jnp.asarray, table())
-    clipped = clipped_grad(row_loss, l2_clip_norm=CLIP_NORM, batch_argnums=(1, 2), keep_batch_dim=False)
+    clipped = clipped_grad(FORMS[FORM].row_loss, l2_clip_norm=CLIP_NORM, batch_argnums=(1, 2), keep_batch_dim=False)
 
     @jax.jit
     def run(key, features, labels):
@@ -34,7 +37,7 @@ def prepared(rate, draws, steps):
             return (moved(phi, answer, eta, rate), memory), None
 
         state = start(), privatizer.init(start())
-        return jax.lax.scan(step, state, chances(for_chances, rate, draws, steps))[0][0]
+        return jax.lax.scan(step, state, chances(FORMS[FORM], for_chances, rate, draws, steps))[0][0]
 
     return lambda seed: jax.block_until_ready(run(jax.random.key(seed), features, labels))
 
@@ -45,4 +48,4 @@ def time_steps(rate, draws, steps):
 
 
 if __name__ == "__main__":
-    serve("jax_privacy_scan", ["jax-privacy", "jax", "jaxlib", "numpy"], time_steps)
+    serve(f"jax_privacy_scan {FORM}", ["jax-privacy", "jax", "jaxlib", "numpy"], time_steps)

@@ -4,19 +4,22 @@ Poisson batches padded to five standard deviations above the mean. Batches, draw
 within the timed program.
 """
 
+import sys
 from functools import cache
 
 from _common import CLIP_NORM, FEATURES, NOISE_MULTIPLIER, seconds, serve, starting, table
 
+FORM = sys.argv[1]
+
 with starting("vmap_grad"):
     import jax
     import jax.numpy as jnp
-    from _in_jax import chances, moved, row_loss, start
+    from _in_jax import FORMS, chances, moved, start
 
 
 def clipped_sum(phi, features, labels, present, eta):
     """The sum of the rows' gradients, each clipped to CLIP_NORM; rows that are not present add zero."""
-    gradients = jax.vmap(jax.grad(row_loss), (None, 0, 0, None))(phi, features, labels, eta)
+    gradients = jax.vmap(jax.grad(FORMS[FORM].row_loss), (None, 0, 0, None))(phi, features, labels, eta)
     norms = jnp.sqrt(sum(jnp.sum(part**2, -1) for part in gradients))
     weights = present * jnp.minimum(1, CLIP_NORM / norms)
     return tuple(weights @ part for part in gradients)
@@ -37,7 +40,7 @@ def prepared(rate, draws, steps):
 
         for_chances, for_noise = jax.random.split(key)
         noise = CLIP_NORM * NOISE_MULTIPLIER * jax.random.normal(for_noise, (steps, 2, FEATURES))
-        return jax.lax.scan(step, start(), (chances(for_chances, rate, draws, steps), noise))[0]
+        return jax.lax.scan(step, start(), (chances(FORMS[FORM], for_chances, rate, draws, steps), noise))[0]
 
     return lambda seed: jax.block_until_ready(run(jax.random.key(seed), features, labels))
 
@@ -48,4 +51,4 @@ def time_steps(rate, draws, steps):
 
 
 if __name__ == "__main__":
-    serve("vmap_grad", ["jax", "jaxlib", "numpy"], time_steps)
+    serve(f"vmap_grad {FORM}", ["jax", "jaxlib", "numpy"], time_steps)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -21,17 +20,25 @@ Row = Mapping[str, Array]
 class Linear:
     """A row likelihood that is a function of a linear predictor: log p(row | z) = of_predictor(u, rest, row).
 
-    u = features(row) · z[:p] with p features, and rest = z[p:]. Gradients of many rows are then matrix products.
-    Not a tuple, because `jax.jit` wants a function that it can refer to weakly.
+    u = features(row) · z[:p] with p features, and rest = z[p:]. With several `predictors` z begins with their weights,
+    row by row, and u is a vector: the classes of a softmax regression, or the hidden units of a network with one layer,
+    whose outer weights are then the rest. Gradients of many rows are matrix products. Not a tuple, because `jax.jit`
+    wants a function that it can refer to weakly.
     """
 
     features: Callable[[Row], Array]
     of_predictor: Callable[[Array, Array, Row], Array]
+    predictors: int = 1
 
     def __call__(self, z: Array, row: Row) -> Array:
         """log p(row | z)."""
         features = self.features(row)
-        return self.of_predictor(jnp.dot(features, z[: len(features)]), z[len(features) :], row)
+        width = self.predictors * len(features)
+        return self.at(z[:width].reshape(self.predictors, -1) @ features, z[width:], row)
+
+    def at(self, u: Array, rest: Array, row: Row) -> Array:
+        """The same at this vector of predictors."""
+        return self.of_predictor(u[0] if self.predictors == 1 else u, rest, row)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,8 @@ class Spread(NamedTuple):
     """Where a row's slopes are taken, and how they make an answer, in public.
 
     There are `draws` points: centre + arms, then centre − arms as far as they go (antithetic pairs). With
-    G_k = (g_k·x, r_k), where g_k is a row's slope by the linear predictor at the k-th point, x its features and r_k its
-    slopes by what else there is, and η_k the ± `eta` of that point:
+    G_k = (g_k ⊗ x, r_k), where g_k are a row's slopes by the linear predictors at the k-th point, x its features and
+    r_k its slopes by what else there is, and η_k the ± `eta` of that point:
 
     "aligned"      factor ∘ G_k for each point
     "mean-field"   factor ∘ (ΣG_k, slope ∘ Ση_k∘G_k)
@@ -47,9 +47,10 @@ class Products(NamedTuple):
 
     row_value                                whose answers these are: a query with another one is summed row by row
     kind                                     which `Spread`
-    dim, draws                               length of a point z, and number of points
+    dim, draws, predictors                   length of a point z, number of points, of linear predictors W·x
     features(row) -> x                       of the row alone
-    slopes(predictors, rest, row) -> (g, r)  of one row: (draws,) and (draws, rest), at x·z and the rest of each point z
+    slopes(u, rest, row) -> (g, r)           of one row: (draws, predictors) and (draws, rest), at u = W·x and the rest
+                                             of each point z = (W, rest)
     spread(question) -> Spread               public
     """
 
@@ -57,6 +58,7 @@ class Products(NamedTuple):
     kind: str
     dim: int
     draws: int
+    predictors: int
     features: Callable[[Mapping[str, Array]], Array]
     slopes: Callable[[Array, Array, Mapping[str, Array]], tuple[Array, Array]]
     spread: Callable[[Any], Spread]

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from discreet.families.glm import glm
 from discreet.mechanism.rows import store
 from discreet.methods import elbo
 from discreet.methods.gaussian import NAMES, POSITIVE, Family
+from discreet.model import Linear, Model
 from discreet.plan import NORM_ORDERS, Plan, default_batch_limit
 from discreet.schema import Categorical, Numeric, Schema
 
@@ -22,12 +24,33 @@ SCHEMAS = {
     "gaussian": Schema((*COVARIATES, Numeric("y", -5, 5))),
     "logistic": Schema((*COVARIATES, Categorical("y", ("no", "yes")))),
     "poisson": Schema((*COVARIATES, Numeric("y", 0, 50, integer=True))),
+    "network": Schema((*COVARIATES, Numeric("y", -5, 5))),
 }
+HIDDEN, INPUTS = 3, 2
+
+
+def _network():
+    """A network with one hidden layer: as many linear predictors as hidden units."""
+
+    def of_predictor(u, rest, row):
+        return -0.5 * (row["y"] + 4 - jnp.dot(rest[:-1], jnp.tanh(u)) - rest[-1]) ** 2
+
+    return Model(
+        dim=HIDDEN * INPUTS + HIDDEN + 1,
+        log_prior=lambda z: -0.5 * jnp.sum(z**2),
+        log_likelihood=Linear(lambda row: jnp.stack([1.0, (row["age"] - 40) / 20]), of_predictor, HIDDEN),
+        constrain=lambda z: {"weights": z},
+        sample_prior=lambda key: jax.random.normal(key, (HIDDEN * INPUTS + HIDDEN + 1,)),
+        columns=("age", "y"),
+    )
+
+
 MODELS = {
     "gamma-exponential": gamma_exponential(8.0, 2.0),
     "beta-bernoulli": beta_bernoulli(10.0, 10.0),
     "dirichlet-categorical": dirichlet_categorical((5.0, 5.0, 5.0)),
     **{name: glm(name, "y", ["age", "sex"], SCHEMAS[name]) for name in ("gaussian", "logistic", "poisson")},
+    "network": _network(),
 }
 
 
@@ -80,6 +103,7 @@ def first_question(query, key=None):
 
 EVERY = [(name, VANILLA) for name in MODELS] + [("logistic", recipe) for recipe in RECIPES]
 EVERY += [(name, Recipe(variant)) for name in ("gaussian", "beta-bernoulli") for variant in elbo.VARIANTS]
+EVERY += [("network", Recipe("aligned")), ("network", Recipe(draws=1))]
 EVERY += [  # of several draws, aligned answers would have the noise of a sum: not Laplace
     ("logistic", Recipe("preconditioned", noise_kind="laplace")),
     ("beta-bernoulli", Recipe(noise_kind="laplace")),

@@ -25,15 +25,19 @@ CASES = [("logistic", recipe) for recipe in RECIPES] + [
         ("aligned", Family("full-rank"), 2),
     )
 ]
+CASES += [
+    ("network", recipe) for recipe in RECIPES if recipe.family.name == "mean-field" or "aligned" in recipe.variant
+]
+CASES += [("network", Recipe(draws=draws)) for draws in (3, 14)]
 every_linear = pytest.mark.parametrize(("name", "recipe"), CASES, ids=[title(*case) for case in CASES])
 
 
 def asked(name, recipe, num_rows=50, columns=None):
     """A query, its columns and one question."""
     _, query, rows = make(name, recipe, num_rows=num_rows)
-    key = jax.random.key(4)
-    columns = jax.tree.map(jnp.asarray, rows._columns if columns is None else columns)
-    return query, columns, query.ask(query.chance(key), query.init(key))
+    with jax.enable_x64(True):
+        columns = jax.tree.map(jnp.asarray, rows._columns if columns is None else columns)
+        return query, columns, jax.jit(lambda key: query.ask(query.chance(key), query.init(key)))(jax.random.key(4))
 
 
 def typical_norm(query, columns, question):
@@ -41,26 +45,33 @@ def typical_norm(query, columns, question):
     return jnp.nanmedian(jnp.linalg.norm(values, axis=1))
 
 
-def both_ways(name, recipe, share, multiplicity, columns=None):
-    """The sum by matrix products and the one row by row, in grid units; clipped to this share of a typical norm."""
-    with jax.enable_x64(True):
-        query, columns, question = asked(name, recipe, columns=columns)
-        clip, weights = share * typical_norm(query, columns, question), jnp.asarray(multiplicity, float)
+def both_ways(name, recipe, shares, multiplicity, columns=None):
+    """The sum by matrix products and the one row by row, in grid units; clipped to each share of a typical norm."""
+    query, columns, question = asked(name, recipe, columns=columns)
+
+    @jax.jit
+    def sums(columns, question, weights, share):
+        clip = share * typical_norm(query, columns, question)
         features = products.with_features(query.products, columns)
         fast = products.linear_sum(query.products, question, features, weights, clip)
-        slow = bounded_sum(query.row_value, question, columns, weights, clip)
-    return np.asarray(fast), np.asarray(slow)
+        return fast, bounded_sum(query.row_value, question, columns, weights, clip)
+
+    with jax.enable_x64(True):
+        return [
+            tuple(map(np.asarray, sums(columns, question, np.asarray(multiplicity, float), np.float64(share))))
+            for share in shares
+        ]
 
 
 @every_linear
 def test_sums_are_those_of_the_rows_one_by_one(name, recipe):
     """Rows by themselves are rounded one by one, and clipped to a little more."""
     multiplicity = np.random.default_rng(2).integers(0, 3, 50)
-    fast, slow = both_ways(name, recipe, 1000.0, multiplicity)  # nobody is clipped
+    (fast, slow), clipped = both_ways(name, recipe, (1000.0, 0.8), multiplicity)  # nobody is clipped, and many are
     np.testing.assert_allclose(fast, slow, atol=0.5 * multiplicity.sum() + 1)
     np.testing.assert_array_equal(fast, np.round(fast))
     assert np.abs(slow).max() > 10 * multiplicity.sum()
-    fast, slow = both_ways(name, recipe, 0.8, multiplicity)
+    fast, slow = clipped
     np.testing.assert_allclose(fast, slow, atol=multiplicity.sum() * np.sqrt(len(slow)))
     assert np.linalg.norm(fast - slow) < 1e-5 * np.linalg.norm(slow)
     assert np.linalg.norm(slow) > GRID
@@ -68,13 +79,17 @@ def test_sums_are_those_of_the_rows_one_by_one(name, recipe):
 
 @every_linear
 def test_one_row_moves_the_sum_by_at_most_the_clip_norm(name, recipe):
-    with jax.enable_x64(True):
-        query, columns, question = asked(name, recipe, num_rows=20)
+    query, columns, question = asked(name, recipe, num_rows=20)
+
+    @jax.jit
+    def sums(columns, question):
         clip = 0.8 * typical_norm(query, columns, question)
         features = products.with_features(query.products, columns)
         weights = jnp.concatenate([jnp.ones((1, 20)), 1 - jnp.eye(20)])
-        total = jax.vmap(lambda weight: products.linear_sum(query.products, question, features, weight, clip))
-        totals = np.asarray(jax.jit(total)(weights))
+        return jax.vmap(lambda weight: products.linear_sum(query.products, question, features, weight, clip))(weights)
+
+    with jax.enable_x64(True):
+        totals = np.asarray(sums(columns, question))
     moved = np.linalg.norm(totals[1:] - totals[:1], axis=1)
     assert 0.99 * GRID < moved.max() <= GRID
 
@@ -87,8 +102,8 @@ def test_a_wild_row_moves_no_other(bad, column):
     wild = {name: np.array(values) for name, values in rows._columns.items()}
     wild[column][7] = bad
     here, gone = np.ones(50), np.arange(50) != 7
-    fast, slow = both_ways("gaussian", Recipe(), 0.8, here, wild)
-    without = both_ways("gaussian", Recipe(), 0.8, gone, wild)[0]
+    ((fast, slow),) = both_ways("gaussian", Recipe(), (0.8,), here, wild)
+    ((without, _),) = both_ways("gaussian", Recipe(), (0.8,), gone, wild)
     assert np.linalg.norm(fast - without) <= GRID
     if not np.isfinite(bad):
         np.testing.assert_array_equal(fast, without)
@@ -116,7 +131,7 @@ def test_terms_that_cancel_are_kept_short_enough_for_the_proof():
     spread = spread_of(rng, "mean-field", 4, dim)._replace(eta=np.full((2, dim), 1e9))
     x, slopes = rng.normal(size=(count, dim)), np.tile([0.0, 1.0, -1.0 + 1e-13], (count, 1))
     with jax.enable_x64(True):
-        given = map(jnp.asarray, (x, slopes, np.zeros((count, 3, 0))))
+        given = map(jnp.asarray, (x, slopes[:, :, None], np.zeros((count, 3, 0))))
         length, term = map(np.asarray, products._lengths("mean-field", spread, *given))
     scale = spread.factor[dim : 2 * dim] * spread.slope
     exact = np.abs(slopes[:, 1:].sum(1)) * 1e9 * np.linalg.norm(x * scale, axis=1)
@@ -127,20 +142,28 @@ def test_terms_that_cancel_are_kept_short_enough_for_the_proof():
 
 
 @pytest.mark.parametrize("draws", [1, 2, 3, 4, 14])
-@pytest.mark.parametrize("kind", ["aligned", "mean-field", "full-rank"])
-def test_lengths_and_the_map_are_those_of_the_answers_themselves(kind, draws):
-    """Row by row in NumPy, with parameters beside the linear predictor."""
-    rng, (count, dim, width) = np.random.default_rng(6), (9, 5, 3)
-    x, slopes = rng.normal(size=(count, width)), rng.normal(size=(count, draws))
-    others = rng.normal(size=(count, draws, 2))
+@pytest.mark.parametrize(
+    ("kind", "predictors"),
+    [("aligned", 1), ("mean-field", 1), ("full-rank", 1), ("aligned", 3), ("mean-field", 3)],
+)
+def test_lengths_and_the_map_are_those_of_the_answers_themselves(kind, predictors, draws):
+    """Row by row in NumPy, with parameters beside the linear predictors."""
+    rng, (count, features, rest) = np.random.default_rng(6), (9, 3, 2)
+    dim = predictors * features + rest
+    x, slopes = rng.normal(size=(count, features)), rng.normal(size=(count, draws, predictors))
+    others = rng.normal(size=(count, draws, rest))
     spread = spread_of(rng, kind, draws, dim)
     eta = np.concatenate([spread.eta, -spread.eta])[:draws]
+
+    def by_row(slopes, others):
+        outer = np.einsum("ikh,ij->ikhj", slopes, x)
+        return np.concatenate([outer.reshape(count, -1, predictors * features), others], axis=2)
+
     with jax.enable_x64(True):
         joined = [products._join(kind, jnp.asarray(part), len(spread.eta)) for part in (slopes, others)]
         length, term = products._lengths(kind, spread, jnp.asarray(x), *joined)
-        by_row = np.concatenate([np.asarray(joined[0])[:, :, None] * x[:, None], joined[1]], axis=2)
-        answers = np.stack([np.asarray(products._answer(kind, spread, jnp.asarray(one))) for one in by_row])
-    by_draw = np.concatenate([slopes[:, :, None] * x[:, None], others], axis=2)
+        answers = [np.asarray(products._answer(kind, spread, jnp.asarray(one))) for one in by_row(*joined)]
+    answers, by_draw = np.stack(answers), by_row(slopes, others)
     lower = [(j, k) for j in range(dim) for k in range(j)]
     for answer, one in zip(answers, by_draw, strict=True):
         if kind == "aligned":
@@ -169,6 +192,11 @@ def test_only_the_columns_that_slopes_look_at_are_kept():
 def test_the_way_is_chosen_by_public_values(changes, fused):
     plan, query, rows = make("logistic")
     assert (loop._by_layout(replace(plan, **changes), query, rows).products is not None) == fused
+
+
+def test_several_predictors_of_a_full_rank_family_are_summed_row_by_row():
+    assert make("network", Recipe(family=Family("full-rank")))[1].products is None
+    assert make("network", Recipe("aligned", Family("full-rank")))[1].products is not None
 
 
 def test_products_are_of_one_row_function():

@@ -1,8 +1,9 @@
-"""Sums of clipped answers by matrix products, where rows answer through a linear predictor (`query.Products`).
+"""Sums of clipped answers by matrix products, where rows answer through linear predictors (`query.Products`).
 
 A row's answer is a public linear map of its slopes ⊗ its features. So neither its length nor the sum over rows needs
 the answer itself: lengths are products of slopes and squared features, and the map is applied to the sum. No array of
-rows × answers is ever made. `bounded_sum` is the oracle: the same sum, row by row.
+rows × answers is ever made. `bounded_sum` is the oracle: the same sum, row by row. A network with one hidden layer has
+as many predictors as hidden units: for it these are the ghost norms of DP-SGD.
 """
 
 from collections.abc import Mapping
@@ -36,12 +37,18 @@ def with_features(products: Products, columns: Mapping[str, Array]) -> dict[str,
 
 def _looked_at(products: Products, columns: Mapping[str, Array], features: Array) -> list[str]:
     """Names of the columns that slopes depend on."""
-    predictors = jax.ShapeDtypeStruct((1,), features.dtype)
-    rest = jax.ShapeDtypeStruct((1, products.dim - features.shape[1]), features.dtype)
+    points = _points(products._replace(draws=1), features)
     row = {name: jax.ShapeDtypeStruct(column.shape[1:], column.dtype) for name, column in columns.items()}
-    jaxpr = jax.make_jaxpr(products.slopes)(predictors, rest, row).jaxpr
+    jaxpr = jax.make_jaxpr(products.slopes)(*points, row).jaxpr
     seen = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
     return [name for name, var in zip(sorted(columns), jaxpr.invars[2:], strict=True) if id(var) in seen]
+
+
+def _points(products: Products, features: Array) -> list[jax.ShapeDtypeStruct]:
+    """What slopes are given of the points: predictors, and what is beside them."""
+    rest = products.dim - products.predictors * features.shape[1]
+    shapes = (products.draws, products.predictors), (products.draws, rest)
+    return [jax.ShapeDtypeStruct(shape, features.dtype) for shape in shapes]
 
 
 def linear_sum(
@@ -62,36 +69,35 @@ def linear_sum(
     spread = products.spread(question)
     own = {name: rows[name] for name in rows if name not in (FEATURES, FINITE)}
     private, tree = jax.tree.flatten(own)
-    kind, rest = spread.centre.dtype, products.dim - rows[FEATURES].shape[1]
 
     def flat_slopes(predictors, rest, *leaves):
         return products.slopes(predictors, rest, jax.tree.unflatten(tree, leaves))
 
-    points = [jax.ShapeDtypeStruct(shape, kind) for shape in ((products.draws,), (products.draws, rest))]
-    closed = jax.make_jaxpr(flat_slopes)(*points, *(jax.ShapeDtypeStruct(one.shape[1:], one.dtype) for one in private))
+    one_row = (jax.ShapeDtypeStruct(one.shape[1:], one.dtype) for one in private)
+    closed = jax.make_jaxpr(flat_slopes)(*_points(products, rows[FEATURES]), *one_row)
     refuse_side_effects(closed.jaxpr)
     public = [*closed.consts, *spread]
     operands = [*public, rows[FEATURES], rows[FINITE], *private, multiplicity, clip_norm]
-    return linear_sum_p.bind(
-        *operands, jaxpr=closed.jaxpr, num_public=len(public), order=2, kind=products.kind, draws=products.draws
-    )
+    shape = {"kind": products.kind, "draws": products.draws, "predictors": products.predictors}
+    return linear_sum_p.bind(*operands, jaxpr=closed.jaxpr, num_public=len(public), order=2, **shape)
 
 
-def _linear_sum(*operands, jaxpr, num_public, order, kind, draws):
+def _linear_sum(*operands, jaxpr, num_public, order, kind, draws, predictors):
     del order
     public, (x, finite, *rows) = operands[:num_public], operands[num_public:-2]
     multiplicity, clip_norm = operands[-2:]
     consts, spread = public[:-_PARTS], Spread(*public[-_PARTS:])
-    one_row, width = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts)), x.shape[1]
+    one_row, width = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts)), predictors * x.shape[1]
     rest = spread.centre[None, width:] + _signed(spread.arms[:, width:], draws)
-    slopes, others = jax.vmap(lambda u, *row: one_row(u, rest, *row))(_predictors(spread, x, draws), *rows)
+    slopes, others = jax.vmap(lambda u, *row: one_row(u, rest, *row))(_predictors(spread, x, draws, predictors), *rows)
     joined = _join(kind, slopes, len(spread.arms)), _join(kind, others, len(spread.arms))
     length, term = _lengths(kind, spread, x, *joined)
     radius, longest = _reach(len(x), draws, _size(kind, draws, spread))
     shrink = clip_norm / jnp.maximum(clip_norm, jnp.maximum(length / radius, term / longest))
     weight = jnp.where((finite > 0) & jnp.isfinite(length) & jnp.isfinite(term), multiplicity * shrink, 0.0)
     slopes, others = (jnp.where(jnp.isfinite(part), part, 0.0) for part in joined)
-    totals = jnp.concatenate([(weight[:, None] * slopes).T @ x, jnp.einsum("i,ikq->kq", weight, others)], axis=1)
+    by_features = (weight[:, None] * slopes.reshape(len(x), -1)).T @ x
+    totals = jnp.concatenate([by_features.reshape(-1, width), jnp.einsum("i,ikq->kq", weight, others)], axis=1)
     return _whole(_answer(kind, spread, totals) * (GRID / clip_norm))
 
 
@@ -99,15 +105,24 @@ def _whole(units: Array) -> Array:
     return jnp.round(units)
 
 
-def _predictors(spread: Any, x: Array, draws: int) -> Array:
-    """x·z of each row and point z."""
-    width = x.shape[1]
+def _predictors(spread: Any, x: Array, draws: int, predictors: int) -> Array:
+    """x·w of each row, point and predictor w of the point."""
+    width = predictors * x.shape[1]
     if draws == 1:
-        return (x @ (spread.centre + spread.arms[0])[:width])[:, None]
-    directions = jnp.concatenate([spread.centre[None], spread.arms])[:, :width]
-    spare = -len(directions) % LANES
-    along = x @ jnp.concatenate([directions, jnp.zeros((spare, width), x.dtype)]).T
-    return along[:, :1] + _signed(along[:, 1 : len(directions)], draws, 1)
+        return _times(x, (spread.centre + spread.arms[0])[:width].reshape(1, predictors, -1))
+    along = _times(
+        x, jnp.concatenate([spread.centre[None], spread.arms])[:, :width].reshape(-1, predictors, x.shape[1])
+    )
+    return along[:, :1] + _signed(along[:, 1:], draws, 1)
+
+
+def _times(x: Array, columns: Array) -> Array:
+    """Products of rows with `columns` (n, predictors, features), as (rows, n, predictors)."""
+    flat = columns.reshape(-1, x.shape[1])
+    if len(flat) == 1:
+        return (x @ flat[0])[:, None, None]
+    spare = jnp.zeros((-len(flat) % LANES, x.shape[1]), x.dtype)
+    return (x @ jnp.concatenate([flat, spare]).T)[:, : len(flat)].reshape(len(x), *columns.shape[:2])
 
 
 def _signed(arms: Any, draws: int, axis: int = 0) -> Array:
@@ -156,37 +171,49 @@ def _answer(kind: str, spread: Any, totals: Array) -> Array:
 
 def _lengths(kind: str, spread: Any, x: Array, slopes: Array, others: Array) -> tuple[Array, Array]:
     """Of each row: the norm of its answer, and a bound on the sum of the sizes of the terms of any coordinate."""
-    dim, width, square = spread.centre.shape[0], x.shape[1], x**2
-    if kind == "aligned":
-        weights = spread.factor[:dim] ** 2
-        norm = (slopes**2).sum(1) * (square @ weights[:width]) + jnp.einsum("ikq,q->i", others**2, weights[width:])
-        return _at_least(norm, jnp.sqrt(norm), dim), jnp.sqrt(norm)
+    dim, predictors, square = spread.centre.shape[0], slopes.shape[2], x**2
+    width = predictors * x.shape[1]
+
+    def by_predictor(weights):
+        return weights[..., :width].reshape(-1, predictors, x.shape[1])
+
     location, scale, eta = spread.factor[:dim], spread.factor[dim : 2 * dim] * spread.slope, spread.eta
-    arms, others_arms = slopes[:, -len(eta) :], others[:, -len(eta) :]
-    loudest = jnp.abs(eta).max(0)
+    if kind == "aligned" or (kind == "mean-field" and slopes.shape[1] == 1):  # every coordinate is one term
+        weights = location**2 if kind == "aligned" else location**2 + (scale * eta[0]) ** 2
+        norm = ((slopes**2).sum(1) * _times(square, by_predictor(weights))[:, 0]).sum(1)
+        norm = norm + jnp.einsum("ikq,q->i", others**2, weights[width:])
+        return _at_least(norm, jnp.sqrt(norm), dim), jnp.sqrt(norm)
+    arms, others_arms, loudest = slopes[:, -len(eta) :], others[:, -len(eta) :], jnp.abs(eta).max(0)
     most = jnp.abs(scale) * loudest
-    norm = slopes[:, 0] ** 2 * (square @ location[:width] ** 2) + others[:, 0] ** 2 @ location[width:] ** 2
-    terms = jnp.sqrt(norm)
-    norm = norm + jnp.einsum("ikq,kq->iq", others_arms, eta[:, width:]) ** 2 @ scale[width:] ** 2
-    if kind == "mean-field" and len(eta) <= MOST_PAIRED:
-        norm = norm + _paired(square, arms, eta[:, :width] * scale[None, :width])
-    else:
-        norm = norm + ((arms @ eta[:, :width]) ** 2 * square) @ scale[:width] ** 2
     if kind == "full-rank":
         below = jnp.zeros((dim, dim)).at[np.tril_indices(dim, -1)].set(spread.factor[2 * dim :])
-        mixed = jnp.einsum("ikq,kl->iql", others_arms, eta) * below[None, width:]
-        norm = norm + ((arms @ eta) ** 2 * (square @ below[:width] ** 2)).sum(1) + (mixed**2).sum((1, 2))
         most = jnp.maximum(most, (jnp.abs(below) * loudest[None]).max(1))
-    terms = terms + jnp.abs(arms).sum(1) * jnp.sqrt(square @ most[:width] ** 2)
+    first, second = _pairs(kind, len(eta), predictors)
+    arm = eta * scale[None]
+    columns = [location[None] ** 2, most[None] ** 2, arm[first] * arm[second]]
+    of_location, of_most, of_pairs = jnp.split(_times(square, by_predictor(jnp.concatenate(columns))), [1, 2], axis=1)
+    norm = (slopes[:, :1] ** 2 * of_location).sum((1, 2)) + others[:, 0] ** 2 @ location[width:] ** 2
+    terms = jnp.sqrt(norm)
+    norm = norm + jnp.einsum("ikq,kq->iq", others_arms, eta[:, width:]) ** 2 @ scale[width:] ** 2
+    if len(first):
+        twice = np.where(first == second, 1.0, 2.0)[None, :, None]
+        norm = norm + (of_pairs * arms[:, first] * arms[:, second] * twice).sum((1, 2))
+    else:
+        norm = norm + ((arms[..., 0] @ eta[:, :width]) ** 2 * square) @ scale[:width] ** 2
+    if kind == "full-rank":
+        mixed = jnp.einsum("ikq,kl->iql", others_arms, eta) * below[None, width:]
+        norm = norm + ((arms[..., 0] @ eta) ** 2 * (square @ below[:width] ** 2)).sum(1) + (mixed**2).sum((1, 2))
+    terms = terms + jnp.sqrt((jnp.abs(arms).sum(1) ** 2 * of_most[:, 0]).sum(1))
     terms = terms + jnp.abs(others_arms).sum(1) @ most[width:]
-    return _at_least(norm, terms, dim + slopes.shape[1]), terms
+    return _at_least(norm, terms, dim + slopes.shape[1] + len(first) * predictors), terms
 
 
-def _paired(square: Array, arms: Array, eta: Array) -> Array:
-    """Σ_j (x_j Σ_r arms_r η_rj)², as Σ_rs arms_r arms_s Σ_j x_j² η_rj η_sj: one product with few columns."""
-    first, second = np.triu_indices(len(eta))
-    twice = np.where(first == second, 1.0, 2.0)
-    return ((square @ (eta[first] * eta[second]).T) * (arms[:, first] * arms[:, second]) * twice[None]).sum(1)
+def _pairs(kind: str, arms: int, predictors: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which pairs of arms (r, s) make up Σ_j (x_j Σ_r arms_r η_rj)² = Σ_rs arms_r arms_s Σ_j x_j² η_rj η_sj: a product
+    with few columns. None where the left side is quicker, which one predictor allows.
+    """
+    few = kind == "mean-field" and arms <= MOST_PAIRED
+    return np.triu_indices(arms if few or predictors > 1 else 0)
 
 
 def _at_least(square: Array, terms: Array, count: int) -> Array:
@@ -194,8 +221,8 @@ def _at_least(square: Array, terms: Array, count: int) -> Array:
     return jnp.sqrt(jnp.maximum(square, 0.0) + 4 * (count + 8) * UNIT_ROUNDOFF * terms**2)
 
 
-def _linear_sum_shape(*operands, jaxpr, num_public, order, kind, draws):
-    del jaxpr, order
+def _linear_sum_shape(*operands, jaxpr, num_public, order, kind, draws, predictors):
+    del jaxpr, order, predictors
     size = _size(kind, draws, Spread(*operands[num_public - _PARTS : num_public]))
     return operands[num_public - 1].update(shape=(size,))
 

@@ -190,14 +190,16 @@ def _functions(model: Model, variant_name: str, family: Family, optimiser_name: 
 
 
 def _products(model: Model, row_value: Callable, variant: Variant, family: Family, draws: int) -> Products | None:
-    """Sums of these answers by matrix products, if rows have a linear predictor."""
-    likelihood = model.log_likelihood
-    if not isinstance(likelihood, Linear):
+    """Sums of these answers by matrix products, if rows have linear predictors: one, for all but mean-field and aligned
+    answers.
+    """
+    likelihood, kind = model.log_likelihood, "aligned" if variant.aligned else family.name
+    if not isinstance(likelihood, Linear) or (kind == "full-rank" and likelihood.predictors > 1):
         return None
 
     def slopes(predictors, rest, row):
         def loss(u, others):
-            return -likelihood.of_predictor(u, others, row) / draws
+            return -likelihood.at(u, others, row) / draws
 
         return jax.vmap(jax.grad(loss, (0, 1)))(predictors, rest)
 
@@ -206,8 +208,7 @@ def _products(model: Model, row_value: Callable, variant: Variant, family: Famil
         arms = question.draws[: (draws + 1) // 2] - centre[None]
         return Spread(centre, arms, eta, family.slope(question.phi), question.factor)
 
-    kind = "aligned" if variant.aligned else family.name
-    return Products(row_value, kind, model.dim, draws, likelihood.features, slopes, spread)
+    return Products(row_value, kind, model.dim, draws, likelihood.predictors, likelihood.features, slopes, spread)
 
 
 def question_at(settings: Settings, phi: Array, eta: Array) -> Question:
@@ -226,7 +227,7 @@ def _row_gradient(model: Model, family: Family, question: Question, row: Row) ->
     rows two matrix products, and never an array of rows × draws × parameters.
     """
     likelihood = model.log_likelihood
-    if not isinstance(likelihood, Linear) or family.name != "mean-field":
+    if not isinstance(likelihood, Linear) or likelihood.predictors > 1 or family.name != "mean-field":
         return _pull_back(family, question, _slopes(lambda z: likelihood(z, row), question.draws))
     features = likelihood.features(row)
     count = len(features)
