@@ -34,9 +34,9 @@ OWN = {
     "plan": ["test_plan.py"],
     "accounting": ["test_accounting.py"],
 }
-OTHERS = [
-    *("mechanism", "guarantees", "test_plan.py", "test_accounting.py", "test_units.py", "test_ledger.py"),
-    *("test_audit.py", "test_fitting.py", "methods", "evaluate/test_study.py", "test_release.py"),
+OTHERS = [  # the quick ones first
+    *("mechanism", "test_plan.py", "test_accounting.py", "test_release.py", "test_fitting.py", "guarantees"),
+    *("methods", "test_ledger.py", "test_units.py", "evaluate/test_study.py", "test_audit.py"),
 ]
 ABORT = ("--override-ini=addopts=", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "-m", "not slow")
 COMPARISONS = {

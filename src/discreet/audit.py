@@ -495,8 +495,8 @@ def _changed(query: Query, change: Callable, seen: Callable = lambda row: row) -
     if products is None or products.row_value is not query.row_value:
         return query._replace(row_value=row_value, products=None)
 
-    def slopes(predictors, rest, row):
-        return tuple(change(row, part) for part in products.slopes(predictors, rest, seen(row)))
+    def slopes(u, rest, row):
+        return tuple(change(row, part) for part in products.slopes(u, rest, seen(row)))
 
     by_products = products._replace(
         row_value=row_value, features=lambda row: products.features(seen(row)), slopes=slopes

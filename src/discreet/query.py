@@ -49,8 +49,7 @@ class Products(NamedTuple):
     kind                                     which `Spread`
     dim, draws, predictors                   length of a point z, number of points, of linear predictors W·x
     features(row) -> x                       of the row alone
-    slopes(u, rest, row) -> (g, r)           of one row: (draws, predictors) and (draws, rest), at u = W·x and the rest
-                                             of each point z = (W, rest)
+    slopes(u, rest, row) -> (g, r)           of one row at one point z = (W, rest), by u = W·x and by the rest
     spread(question) -> Spread               public
     """
 

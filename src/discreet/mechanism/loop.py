@@ -119,7 +119,7 @@ def chunk(program: Program, keep: str, order: int, shape: Chunk, scales: Scales,
     def step(state, inputs):
         chance, draw = inputs
         question = program.ask(chance, state)
-        rows = unpacked(_picked(stored, draw))
+        rows = unpacked(_picked(stored, draw), FEATURES)
         multiplicity, clip_norm = draw.batches.multiplicity, scales.clip_norm
         if program.products is None:
             total = bounded_sum(program.row_value, question, rows, multiplicity, clip_norm, order)
@@ -163,7 +163,7 @@ def prepared(query: Query, rows: Rows) -> Packed:
     columns = jax.tree.map(jax.numpy.asarray, rows._columns)
     if query.products is not None and (rows.replicas or 1) * rows.num_rows * query.products.dim <= MOST_FEATURES:
         columns = _featured(query.products, rows.replicas is not None)(columns)
-    return packed(columns, whole=(FEATURES,))
+    return packed(columns, FEATURES)
 
 
 @lru_cache(maxsize=64)

@@ -37,18 +37,17 @@ def with_features(products: Products, columns: Mapping[str, Array]) -> dict[str,
 
 def _looked_at(products: Products, columns: Mapping[str, Array], features: Array) -> list[str]:
     """Names of the columns that slopes depend on."""
-    points = _points(products._replace(draws=1), features)
+    points = _point(products, features)
     row = {name: jax.ShapeDtypeStruct(column.shape[1:], column.dtype) for name, column in columns.items()}
     jaxpr = jax.make_jaxpr(products.slopes)(*points, row).jaxpr
     seen = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
     return [name for name, var in zip(sorted(columns), jaxpr.invars[2:], strict=True) if id(var) in seen]
 
 
-def _points(products: Products, features: Array) -> list[jax.ShapeDtypeStruct]:
-    """What slopes are given of the points: predictors, and what is beside them."""
+def _point(products: Products, features: Array) -> list[jax.ShapeDtypeStruct]:
+    """What slopes are given of a point: the predictors, and what is beside them."""
     rest = products.dim - products.predictors * features.shape[1]
-    shapes = (products.draws, products.predictors), (products.draws, rest)
-    return [jax.ShapeDtypeStruct(shape, features.dtype) for shape in shapes]
+    return [jax.ShapeDtypeStruct((size,), features.dtype) for size in (products.predictors, rest)]
 
 
 def linear_sum(
@@ -74,7 +73,7 @@ def linear_sum(
         return products.slopes(predictors, rest, jax.tree.unflatten(tree, leaves))
 
     one_row = (jax.ShapeDtypeStruct(one.shape[1:], one.dtype) for one in private)
-    closed = jax.make_jaxpr(flat_slopes)(*_points(products, rows[FEATURES]), *one_row)
+    closed = jax.make_jaxpr(flat_slopes)(*_point(products, rows[FEATURES]), *one_row)
     refuse_side_effects(closed.jaxpr)
     public = [*closed.consts, *spread]
     operands = [*public, rows[FEATURES], rows[FINITE], *private, multiplicity, clip_norm]
@@ -87,9 +86,17 @@ def _linear_sum(*operands, jaxpr, num_public, order, kind, draws, predictors):
     public, (x, finite, *rows) = operands[:num_public], operands[num_public:-2]
     multiplicity, clip_norm = operands[-2:]
     consts, spread = public[:-_PARTS], Spread(*public[-_PARTS:])
-    one_row, width = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts)), predictors * x.shape[1]
-    rest = spread.centre[None, width:] + _signed(spread.arms[:, width:], draws)
-    slopes, others = jax.vmap(lambda u, *row: one_row(u, rest, *row))(_predictors(spread, x, draws, predictors), *rows)
+    width, one_row = predictors * x.shape[1], jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))
+    points = spread.centre[None] + jnp.concatenate([spread.arms, -spread.arms])[:draws]
+    points = jnp.pad(points, ((0, -draws % LANES if draws > 1 == predictors else 0), (0, 0)))
+    count = len(x) * len(points)
+
+    def at_points(part):  # of all rows and points in one axis: loops over short last axes are slow
+        return jnp.broadcast_to(part, (len(x), len(points), *part.shape[2:])).reshape(count, *part.shape[2:])
+
+    given = _times(x, points[:, :width].reshape(-1, predictors, x.shape[1])), points[None, :, width:]
+    by_point = jax.vmap(one_row)(*map(at_points, given), *(at_points(part[:, None]) for part in rows))
+    slopes, others = (part.reshape(len(x), len(points), part.shape[1])[:, :draws] for part in by_point)
     joined = _join(kind, slopes, len(spread.arms)), _join(kind, others, len(spread.arms))
     length, term = _lengths(kind, spread, x, *joined)
     radius, longest = _reach(len(x), draws, _size(kind, draws, spread))
@@ -105,17 +112,6 @@ def _whole(units: Array) -> Array:
     return jnp.round(units)
 
 
-def _predictors(spread: Any, x: Array, draws: int, predictors: int) -> Array:
-    """x·w of each row, point and predictor w of the point."""
-    width = predictors * x.shape[1]
-    if draws == 1:
-        return _times(x, (spread.centre + spread.arms[0])[:width].reshape(1, predictors, -1))
-    along = _times(
-        x, jnp.concatenate([spread.centre[None], spread.arms])[:, :width].reshape(-1, predictors, x.shape[1])
-    )
-    return along[:, :1] + _signed(along[:, 1:], draws, 1)
-
-
 def _times(x: Array, columns: Array) -> Array:
     """Products of rows with `columns` (n, predictors, features), as (rows, n, predictors)."""
     flat = columns.reshape(-1, x.shape[1])
@@ -123,11 +119,6 @@ def _times(x: Array, columns: Array) -> Array:
         return (x @ flat[0])[:, None, None]
     spare = jnp.zeros((-len(flat) % LANES, x.shape[1]), x.dtype)
     return (x @ jnp.concatenate([flat, spare]).T)[:, : len(flat)].reshape(len(x), *columns.shape[:2])
-
-
-def _signed(arms: Any, draws: int, axis: int = 0) -> Array:
-    """What is said of the arms, of all points: (+, −) as far as they go."""
-    return jax.lax.slice_in_dim(jnp.concatenate([arms, -arms], axis), 0, draws, axis=axis)
 
 
 def _join(kind: str, by_draw: Array, arms: int) -> Array:
@@ -188,16 +179,15 @@ def _lengths(kind: str, spread: Any, x: Array, slopes: Array, others: Array) -> 
     if kind == "full-rank":
         below = jnp.zeros((dim, dim)).at[np.tril_indices(dim, -1)].set(spread.factor[2 * dim :])
         most = jnp.maximum(most, (jnp.abs(below) * loudest[None]).max(1))
-    first, second = _pairs(kind, len(eta), predictors)
-    arm = eta * scale[None]
-    columns = [location[None] ** 2, most[None] ** 2, arm[first] * arm[second]]
+    paired = predictors > 1 or (kind == "mean-field" and len(eta) <= MOST_PAIRED)
+    columns = [location[None] ** 2, most[None] ** 2, *([_pairs(eta * scale[None], 0)] if paired else [])]
     of_location, of_most, of_pairs = jnp.split(_times(square, by_predictor(jnp.concatenate(columns))), [1, 2], axis=1)
     norm = (slopes[:, :1] ** 2 * of_location).sum((1, 2)) + others[:, 0] ** 2 @ location[width:] ** 2
     terms = jnp.sqrt(norm)
     norm = norm + jnp.einsum("ikq,kq->iq", others_arms, eta[:, width:]) ** 2 @ scale[width:] ** 2
-    if len(first):
-        twice = np.where(first == second, 1.0, 2.0)[None, :, None]
-        norm = norm + (of_pairs * arms[:, first] * arms[:, second] * twice).sum((1, 2))
+    if paired:
+        twice = np.concatenate([[1.0, *(2.0,) * more] for more in reversed(range(len(eta)))])
+        norm = norm + (of_pairs * _pairs(arms, 1) * twice[None, :, None]).sum((1, 2))
     else:
         norm = norm + ((arms[..., 0] @ eta[:, :width]) ** 2 * square) @ scale[:width] ** 2
     if kind == "full-rank":
@@ -205,15 +195,20 @@ def _lengths(kind: str, spread: Any, x: Array, slopes: Array, others: Array) -> 
         norm = norm + ((arms[..., 0] @ eta) ** 2 * (square @ below[:width] ** 2)).sum(1) + (mixed**2).sum((1, 2))
     terms = terms + jnp.sqrt((jnp.abs(arms).sum(1) ** 2 * of_most[:, 0]).sum(1))
     terms = terms + jnp.abs(others_arms).sum(1) @ most[width:]
-    return _at_least(norm, terms, dim + slopes.shape[1] + len(first) * predictors), terms
+    return _at_least(norm, terms, dim + slopes.shape[1] + of_pairs.shape[1] * predictors), terms
 
 
-def _pairs(kind: str, arms: int, predictors: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which pairs of arms (r, s) make up Σ_j (x_j Σ_r arms_r η_rj)² = Σ_rs arms_r arms_s Σ_j x_j² η_rj η_sj: a product
-    with few columns. None where the left side is quicker, which one predictor allows.
+def _pairs(arms: Array, axis: int) -> Array:
+    """Products of every arm with itself and those after it.
+
+    Σ_j (x_j Σ_r a_r η_rj)² = Σ_rs a_r a_s Σ_j x_j² η_rj η_sj: a product of matrices with few columns.
     """
-    few = kind == "mean-field" and arms <= MOST_PAIRED
-    return np.triu_indices(arms if few or predictors > 1 else 0)
+    count = arms.shape[axis]
+    ones, rests = (
+        [jax.lax.slice_in_dim(arms, place, stop, axis=axis) for place, stop in enumerate(stops)]
+        for stops in (range(1, count + 1), [count] * count)
+    )
+    return jnp.concatenate([one * rest for one, rest in zip(ones, rests, strict=True)], axis)
 
 
 def _at_least(square: Array, terms: Array, count: int) -> Array:

@@ -94,19 +94,26 @@ def store(schema: Schema, columns: dict[str, np.ndarray]) -> Rows:
     return Rows(schema, stored, counts)
 
 
-def packed(columns: Mapping[str, Any], whole: tuple[str, ...] = ()) -> Packed:
-    """The columns by type; those named in `whole` stay as they are."""
-    kinds = sorted({str(column.dtype) for name, column in columns.items() if name not in whole})
-    alike = [tuple(n for n, c in columns.items() if str(c.dtype) == kind and n not in whole) for kind in kinds]
-    stacked = {names: jnp.stack([columns[name] for name in names], axis=-1) for names in alike}
-    return stacked | {(name, ""): columns[name] for name in whole if name in columns}
+def packed(columns: Mapping[str, Any], wide: str = "") -> Packed:
+    """The columns by type, side by side; the one named `wide` has several numbers a row, and comes first."""
+    kinds = sorted({str(column.dtype) for column in columns.values()})
+    order = sorted(columns, key=lambda name: name != wide)
+    alike = [tuple(name for name in order if str(columns[name].dtype) == kind) for kind in kinds]
+    return {
+        names: jnp.concatenate([columns[n] if n == wide else columns[n][..., None] for n in names], axis=-1)
+        for names in alike
+    }
 
 
-def unpacked(parts: Packed) -> dict[str, Any]:
+def unpacked(parts: Packed, wide: str = "") -> dict[str, Any]:
     """Columns by name again."""
-    whole = {names[0]: part for names, part in parts.items() if names[1:] == ("",)}
-    several = {names: part for names, part in parts.items() if names[0] not in whole}
-    return whole | {name: part[..., place] for names, part in several.items() for place, name in enumerate(names)}
+    columns = {}
+    for names, part in parts.items():
+        first = part.shape[-1] - len(names)
+        columns |= {name: part[..., first + place] for place, name in enumerate(names)}
+        if names[0] == wide:
+            columns[wide] = part[..., : first + 1]
+    return columns
 
 
 def read_batches(rows: Rows, indices: Any) -> Packed | None:

@@ -197,11 +197,8 @@ def _products(model: Model, row_value: Callable, variant: Variant, family: Famil
     if not isinstance(likelihood, Linear) or (kind == "full-rank" and likelihood.predictors > 1):
         return None
 
-    def slopes(predictors, rest, row):
-        def loss(u, others):
-            return -likelihood.at(u, others, row) / draws
-
-        return jax.vmap(jax.grad(loss, (0, 1)))(predictors, rest)
+    def slopes(u, rest, row):
+        return jax.grad(lambda u, rest: -likelihood.at(u, rest, row) / draws, (0, 1))(u, rest)
 
     def spread(question):
         centre, eta = question.phi[: model.dim], question.eta[: (draws + 1) // 2]
