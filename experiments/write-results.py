@@ -1,4 +1,4 @@
-"""docs/results.md from results/*.json: every table of the papers as it was measured here, with its pictures."""
+"""docs/results.md from results/*.json: the papers' tables as measured here, and the benchmarks, with pictures."""
 
 import json
 
@@ -24,6 +24,14 @@ ORDER = (
     ("full-rank", "DPVIm: full rank"),
     ("robustness", "DPVIm: robustness"),
     ("noise-from-trace", "DPVIm: noise read from the trace"),
+    ("mutants", "Do the tests notice a wrong mechanism?"),
+    ("speed", "Steps per second beside every peer"),
+    ("roofline", "A step beside the least that it must do"),
+    ("scale", "What tables, features and runs cost as they grow"),
+    ("studies", "Five hundred fits at once"),
+    ("startup", "How long one waits"),
+    ("sep-throughput", "A step of DP-SEP beside one of DPVI"),
+    ("trace-solvers", "Reading a trace"),
 )
 LONG = 60
 
