@@ -31,7 +31,8 @@ FILES = [*sorted((PACKAGE / "mechanism").glob("*.py")), PACKAGE / "plan.py", PAC
 OWN = {
     "loop": ["mechanism/test_loop.py", "mechanism/test_one_row.py"],
     "checkpoint": ["mechanism/test_checkpoint.py"],
-    "plan": ["test_plan.py"],
+    "sampling": ["mechanism/test_sampling.py", "guarantees/test_audits.py"],
+    "plan": ["test_plan.py", "test_tune.py"],
     "accounting": ["test_accounting.py"],
 }
 OTHERS = [  # the quick ones first
