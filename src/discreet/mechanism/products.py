@@ -177,8 +177,7 @@ def _lengths(kind: str, spread: Any, x: Array, slopes: Array, others: Array) -> 
     arms, others_arms, loudest = slopes[:, -len(eta) :], others[:, -len(eta) :], jnp.abs(eta).max(0)
     most = jnp.abs(scale) * loudest
     if kind == "full-rank":
-        below = jnp.zeros((dim, dim)).at[np.tril_indices(dim, -1)].set(spread.factor[2 * dim :])
-        most = jnp.maximum(most, (jnp.abs(below) * loudest[None]).max(1))
+        most = jnp.maximum(most, (jnp.abs(_below(spread)) * loudest[None]).max(1))
     paired = predictors > 1 or (kind == "mean-field" and len(eta) <= MOST_PAIRED)
     columns = [location[None] ** 2, most[None] ** 2, *([_pairs(eta * scale[None], 0)] if paired else [])]
     of_location, of_most, of_pairs = jnp.split(_times(square, by_predictor(jnp.concatenate(columns))), [1, 2], axis=1)
@@ -191,11 +190,18 @@ def _lengths(kind: str, spread: Any, x: Array, slopes: Array, others: Array) -> 
     else:
         norm = norm + ((arms[..., 0] @ eta[:, :width]) ** 2 * square) @ scale[:width] ** 2
     if kind == "full-rank":
+        below = _below(spread)
         mixed = jnp.einsum("ikq,kl->iql", others_arms, eta) * below[None, width:]
         norm = norm + ((arms[..., 0] @ eta) ** 2 * (square @ below[:width] ** 2)).sum(1) + (mixed**2).sum((1, 2))
     terms = terms + jnp.sqrt((jnp.abs(arms).sum(1) ** 2 * of_most[:, 0]).sum(1))
     terms = terms + jnp.abs(others_arms).sum(1) @ most[width:]
     return _at_least(norm, terms, dim + slopes.shape[1] + of_pairs.shape[1] * predictors), terms
+
+
+def _below(spread: Any) -> Array:
+    """The factors of the entries below the diagonal, as a matrix."""
+    dim = spread.centre.shape[0]
+    return jnp.zeros((dim, dim)).at[np.tril_indices(dim, -1)].set(spread.factor[2 * dim :])
 
 
 def _pairs(arms: Array, axis: int) -> Array:
