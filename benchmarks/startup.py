@@ -23,13 +23,17 @@ REPEATS = 5
 TOLD = """
 import sys, time
 from discreet import cli
-from discreet.mechanism import loop
-honest = loop._draw
-def first(*given):
-    print("first step", time.time(), file=sys.stderr, flush=True)
-    loop._draw = honest
-    return honest(*given)
-loop._draw = first
+fit = cli._fit
+def watched(*given):  # JAX must not be imported before the command has said where its cache is
+    from discreet.mechanism import loop
+    draw = loop._draw
+    def first(*drawn):
+        print("first step", time.time(), file=sys.stderr, flush=True)
+        loop._draw = draw
+        return draw(*drawn)
+    loop._draw = first
+    return fit(*given)
+cli._fit = watched
 cli.run(sys.argv[1:])
 """
 

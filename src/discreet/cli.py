@@ -69,7 +69,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         if hasattr(stream, "reconfigure"):  # an ε that a terminal cannot show must not end a run
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "compiled"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     try:
         code = app(arguments, standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):
