@@ -53,19 +53,23 @@ def gap_batch(key, rate):
 
 
 class Form(NamedTuple):
-    """How a user writes what a peer leaves to them: the loss of a row, the batch of a step."""
+    """How a user writes what a peer leaves to them: the loss of a row, the batch of a step, and how many are made."""
 
     row_loss: Callable
     batch: Callable
+    of_each: Callable
 
 
-FORMS = {"plain": Form(row_loss, masked_batch), "tuned": Form(row_loss_in_parts, gap_batch)}
+FORMS = {
+    "plain": Form(row_loss, masked_batch, jax.lax.map),  # a coin for every row and step at once would fill the memory
+    "tuned": Form(row_loss_in_parts, gap_batch, lambda batch, keys: jax.vmap(batch)(keys)),
+}
 
 
 def chances(form, key, rate, draws, steps):
     """Batches and η of all steps: drawing them together is faster than within the loop."""
     for_batches, for_eta = jax.random.split(key)
-    indices, present = jax.lax.map(lambda one: form.batch(one, rate), jax.random.split(for_batches, steps))
+    indices, present = form.of_each(lambda one: form.batch(one, rate), jax.random.split(for_batches, steps))
     return indices, present, jax.random.normal(for_eta, (steps, draws, FEATURES))
 
 
