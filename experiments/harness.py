@@ -23,6 +23,7 @@ PACKAGES = ("discreet", "jax", "numpyro", "numpy", "scipy", "dp-accounting")
 STUDIES = RESULTS.parent / "out" / "studies"
 OPTIONS = ("FULL", "SEEDS", "EPSILONS")
 CORES = 2
+os.environ.setdefault("NPROC", "1")  # XLA's threads, as the command line has it; several fits run beside each other
 
 
 def seeds(full, quick):

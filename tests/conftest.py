@@ -3,6 +3,7 @@ import os
 import jax
 import pytest
 
+os.environ.setdefault("NPROC", "1")  # as the command line has it; read when JAX starts its backend
 os.environ["DISCREET_CACHE"] = os.environ.get("DISCREET_TEST_CACHE", os.path.join(os.path.dirname(__file__), ".cache"))
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # The same small programs are compiled again and again by tests and the processes they start: keep them.

@@ -7,24 +7,28 @@ from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """A worker's script, what it is given, and the packages of its own environment (none: the project's)."""
+    """A worker's script, what it is given, the packages of its own environment (none: the project's), and how many
+    threads XLA has (None: as many as there are cores, its default).
+    """
 
     script: str
     given: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    threads: int | None = None
 
 
 PEERS = {
     "vmap(grad)": Peer("vmap_grad", ("plain",)),
-    "vmap(grad), tuned": Peer("vmap_grad", ("tuned",)),
+    "vmap(grad), tuned": Peer("vmap_grad", ("tuned",), threads=1),
     "jax-privacy, scan": Peer("jax_privacy_scan", ("plain",)),
-    "jax-privacy, scan, tuned": Peer("jax_privacy_scan", ("tuned",)),
+    "jax-privacy, scan, tuned": Peer("jax_privacy_scan", ("tuned",), threads=1),
     "jax-privacy, loop": Peer("jax_privacy_loop", ("plain",)),
-    "jax-privacy, loop, tuned": Peer("jax_privacy_loop", ("tuned",)),
+    "jax-privacy, loop, tuned": Peer("jax_privacy_loop", ("tuned",), threads=1),
     "Opacus": Peer("opacus_sgd", (), ("torch==2.13.0", "opacus==1.6.0", "numpy==2.4.6")),
     "d3p": Peer("d3p_svi", (), ("d3p==0.2.0", "jax[cpu]==0.4.30", "numpyro==0.15.3", "numpy==1.26.4", "scipy==1.12.0")),
     "NumPyro, plate": Peer("numpyro_plate"),
     "NumPyro, indices outside": Peer("numpyro_outside"),
+    "NumPyro, indices outside, one thread": Peer("numpyro_outside", threads=1),
 }
 
 

@@ -70,6 +70,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "compiled"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("NPROC", "1")  # XLA's threads: a step is so short that waking a second one costs more
     try:
         code = app(arguments, standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):

@@ -131,7 +131,7 @@ def test_terms_that_cancel_are_kept_short_enough_for_the_proof():
     spread = spread_of(rng, "mean-field", 4, dim)._replace(eta=np.full((2, dim), 1e9))
     x, slopes = rng.normal(size=(count, dim)), np.tile([0.0, 1.0, -1.0 + 1e-13], (count, 1))
     with jax.enable_x64(True):
-        given = map(jnp.asarray, (x, slopes[:, :, None], np.zeros((count, 3, 0))))
+        given = map(jnp.asarray, (x, slopes.T[:, None], np.zeros((3, 0, count))))
         length, term = map(np.asarray, products._lengths("mean-field", spread, *given))
     scale = spread.factor[dim : 2 * dim] * spread.slope
     exact = np.abs(slopes[:, 1:].sum(1)) * 1e9 * np.linalg.norm(x * scale, axis=1)
@@ -160,9 +160,11 @@ def test_lengths_and_the_map_are_those_of_the_answers_themselves(kind, predictor
         return np.concatenate([outer.reshape(count, -1, predictors * features), others], axis=2)
 
     with jax.enable_x64(True):
-        joined = [products._join(kind, jnp.asarray(part), len(spread.eta)) for part in (slopes, others)]
+        rows_last = (jnp.asarray(np.moveaxis(part, 0, -1)) for part in (slopes, others))
+        joined = [products._join(kind, part, len(spread.eta)) for part in rows_last]
         length, term = products._lengths(kind, spread, jnp.asarray(x), *joined)
-        answers = [np.asarray(products._answer(kind, spread, jnp.asarray(one))) for one in by_row(*joined)]
+        rows_first = (np.moveaxis(part, -1, 0) for part in joined)
+        answers = [np.asarray(products._answer(kind, spread, jnp.asarray(one))) for one in by_row(*rows_first)]
     answers, by_draw = np.stack(answers), by_row(slopes, others)
     lower = [(j, k) for j in range(dim) for k in range(j)]
     for answer, one in zip(answers, by_draw, strict=True):

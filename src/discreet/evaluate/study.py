@@ -31,7 +31,7 @@ from discreet.schema import Covariates, Schema
 
 Part = dict[str, np.ndarray]
 ONE_THREAD = {
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "NPROC": "1",  # XLA's
     "OPENBLAS_NUM_THREADS": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
 }

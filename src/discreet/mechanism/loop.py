@@ -113,13 +113,14 @@ def _compiled(program: Program, keep: str, order: int, shape: Chunk, several: bo
     return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)) if several else one, compiler_options=_compiler_options())
 
 
-def chunk(program: Program, keep: str, order: int, shape: Chunk, scales: Scales, state, stored: Packed, draws: Draws):
+def chunk(program: Program, keep: str, order: int, shape: Chunk, scales: Scales, state, stored, draws: Draws):
     """Several blocks of steps; returns the state, the moments of the blocks and what else is to be kept of points."""
 
     def step(state, inputs):
         chance, draw = inputs
         question = program.ask(chance, state)
-        rows = unpacked(_picked(stored, draw), FEATURES)
+        picked = _picked(stored, draw)
+        rows = picked if FEATURES in picked else unpacked(picked)
         multiplicity, clip_norm = draw.batches.multiplicity, scales.clip_norm
         if program.products is None:
             total = bounded_sum(program.row_value, question, rows, multiplicity, clip_norm, order)
@@ -134,7 +135,7 @@ def chunk(program: Program, keep: str, order: int, shape: Chunk, scales: Scales,
     return state, jax.vmap(summarize)(blocks), KEEP[keep](points, blocks)
 
 
-def _picked(stored: Packed, draw: Draws) -> Packed:
+def _picked(stored, draw: Draws):
     """The rows of a step's batch."""
     if draw.rows is not None:
         return draw.rows
@@ -156,14 +157,17 @@ def _by_layout(plan: Plan, query: Query, rows: Rows) -> Query:
     return query if small and plain and same else query._replace(products=None)
 
 
-def prepared(query: Query, rows: Rows) -> Packed:
-    """What chunks are given of the rows; features are made once, unless that would take too much memory."""
+def prepared(query: Query, rows: Rows) -> Packed | dict[str, Array]:
+    """What chunks are given of the rows: columns side by side, or with features that are made once, by name.
+
+    Features are left out where they would take too much memory.
+    """
     if rows._files is not None:
         return {}
     columns = jax.tree.map(jax.numpy.asarray, rows._columns)
     if query.products is not None and (rows.replicas or 1) * rows.num_rows * query.products.dim <= MOST_FEATURES:
-        columns = _featured(query.products, rows.replicas is not None)(columns)
-    return packed(columns, FEATURES)
+        return _featured(query.products, rows.replicas is not None)(columns)
+    return packed(columns)
 
 
 @lru_cache(maxsize=64)

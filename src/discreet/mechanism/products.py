@@ -87,24 +87,18 @@ def _linear_sum(*operands, jaxpr, num_public, order, kind, draws, predictors):
     multiplicity, clip_norm = operands[-2:]
     consts, spread = public[:-_PARTS], Spread(*public[-_PARTS:])
     width, one_row = predictors * x.shape[1], jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))
-    points = spread.centre[None] + jnp.concatenate([spread.arms, -spread.arms])[:draws]
-    points = jnp.pad(points, ((0, -draws % LANES if draws > 1 == predictors else 0), (0, 0)))
-    count = len(x) * len(points)
-
-    def at_points(part):  # of all rows and points in one axis: loops over short last axes are slow
-        return jnp.broadcast_to(part, (len(x), len(points), *part.shape[2:])).reshape(count, *part.shape[2:])
-
-    given = _times(x, points[:, :width].reshape(-1, predictors, x.shape[1])), points[None, :, width:]
-    by_point = jax.vmap(one_row)(*map(at_points, given), *(at_points(part[:, None]) for part in rows))
-    slopes, others = (part.reshape(len(x), len(points), part.shape[1])[:, :draws] for part in by_point)
-    joined = _join(kind, slopes, len(spread.arms)), _join(kind, others, len(spread.arms))
+    by_row = jax.vmap(one_row, in_axes=(-1, None, *(0 for _ in rows)), out_axes=-1)
+    x = jnp.where((multiplicity > 0)[:, None], x, 0.0)  # and not as they were picked: XLA is slow with what it gathers
+    points = _points(x, spread, draws, predictors)
+    by_draw = jax.vmap(by_row, in_axes=(0, 0, *(None for _ in rows)))(*points, *rows)
+    joined = [_join(kind, part, len(spread.arms)) for part in by_draw]
     length, term = _lengths(kind, spread, x, *joined)
     radius, longest = _reach(len(x), draws, _size(kind, draws, spread))
     shrink = clip_norm / jnp.maximum(clip_norm, jnp.maximum(length / radius, term / longest))
     weight = jnp.where((finite > 0) & jnp.isfinite(length) & jnp.isfinite(term), multiplicity * shrink, 0.0)
     slopes, others = (jnp.where(jnp.isfinite(part), part, 0.0) for part in joined)
-    by_features = (weight[:, None] * slopes.reshape(len(x), -1)).T @ x
-    totals = jnp.concatenate([by_features.reshape(-1, width), jnp.einsum("i,ikq->kq", weight, others)], axis=1)
+    by_features = (weight[None] * slopes.reshape(-1, len(x))) @ x
+    totals = jnp.concatenate([by_features.reshape(-1, width), jnp.einsum("i,kqi->kq", weight, others)], axis=1)
     return _whole(_answer(kind, spread, totals) * (GRID / clip_norm))
 
 
@@ -113,23 +107,37 @@ def _whole(units: Array) -> Array:
 
 
 def _times(x: Array, columns: Array) -> Array:
-    """Products of rows with `columns` (n, predictors, features), as (rows, n, predictors)."""
+    """Products of `columns` (n, predictors, features) with rows, as (n, predictors, rows): rows stand last in all that
+    is made of them, because loops over a short last axis go number by number.
+    """
     flat = columns.reshape(-1, x.shape[1])
     if len(flat) == 1:
-        return (x @ flat[0])[:, None, None]
+        return (x @ flat[0])[None, None]
     spare = jnp.zeros((-len(flat) % LANES, x.shape[1]), x.dtype)
-    return (x @ jnp.concatenate([flat, spare]).T)[:, : len(flat)].reshape(len(x), *columns.shape[:2])
+    return (x @ jnp.concatenate([flat, spare]).T).T[: len(flat)].reshape(*columns.shape[:2], len(x))
+
+
+def _points(x: Array, spread: Spread, draws: int, predictors: int) -> tuple[Array, Array]:
+    """Rows' predictors (draws, predictors, rows) and what is beside them (draws, rest) at each point."""
+    width, arms = predictors * x.shape[1], len(spread.arms)
+    parts = [spread.centre[None] + spread.arms] if draws == 1 else [spread.centre[None], spread.arms]
+    ways = jnp.concatenate(parts)
+    by_row = _times(x, ways[:, :width].reshape(-1, predictors, x.shape[1]))
+
+    def both(part):
+        return jnp.concatenate([part[:1] + part[1:], (part[:1] - part[1:])[: draws - arms]]) if draws > 1 else part
+
+    return both(by_row), both(ways[:, width:])
 
 
 def _join(kind: str, by_draw: Array, arms: int) -> Array:
-    """Slopes by draw (rows, draws, …) as answers use them: ΣG_k and those of the arms; as they are for one point, or if
+    """Slopes by draw (draws, …, rows) as answers use them: ΣG_k and those of the arms; as they are for one point, or if
     "aligned".
     """
-    if kind == "aligned" or by_draw.shape[1] == 1:
+    if kind == "aligned" or len(by_draw) == 1:
         return by_draw
-    first, second = by_draw[:, :arms], by_draw[:, arms:]
-    pairs = first[:, : second.shape[1]] - second
-    return jnp.concatenate([by_draw.sum(1, keepdims=True), pairs, first[:, second.shape[1] :]], axis=1)
+    first, second = by_draw[:arms], by_draw[arms:]
+    return jnp.concatenate([by_draw.sum(0, keepdims=True), first[: len(second)] - second, first[len(second) :]])
 
 
 def _reach(count: int, draws: int, size: int) -> tuple[float, float]:
@@ -162,40 +170,43 @@ def _answer(kind: str, spread: Any, totals: Array) -> Array:
 
 def _lengths(kind: str, spread: Any, x: Array, slopes: Array, others: Array) -> tuple[Array, Array]:
     """Of each row: the norm of its answer, and a bound on the sum of the sizes of the terms of any coordinate."""
-    dim, predictors, square = spread.centre.shape[0], slopes.shape[2], x**2
+    dim, predictors, square = spread.centre.shape[0], slopes.shape[1], x**2
     width = predictors * x.shape[1]
 
     def by_predictor(weights):
         return weights[..., :width].reshape(-1, predictors, x.shape[1])
 
     location, scale, eta = spread.factor[:dim], spread.factor[dim : 2 * dim] * spread.slope, spread.eta
-    if kind == "aligned" or (kind == "mean-field" and slopes.shape[1] == 1):  # every coordinate is one term
+    if kind == "aligned" or (kind == "mean-field" and len(slopes) == 1):  # every coordinate is one term
         weights = location**2 if kind == "aligned" else location**2 + (scale * eta[0]) ** 2
-        norm = ((slopes**2).sum(1) * _times(square, by_predictor(weights))[:, 0]).sum(1)
-        norm = norm + jnp.einsum("ikq,q->i", others**2, weights[width:])
+        norm = ((slopes**2).sum(0) * _times(square, by_predictor(weights))[0]).sum(0)
+        norm = norm + jnp.einsum("kqi,q->i", others**2, weights[width:])
         return _at_least(norm, jnp.sqrt(norm), dim), jnp.sqrt(norm)
-    arms, others_arms, loudest = slopes[:, -len(eta) :], others[:, -len(eta) :], jnp.abs(eta).max(0)
+    arms, others_arms, loudest = slopes[-len(eta) :], others[-len(eta) :], jnp.abs(eta).max(0)
     most = jnp.abs(scale) * loudest
     if kind == "full-rank":
         most = jnp.maximum(most, (jnp.abs(_below(spread)) * loudest[None]).max(1))
     paired = predictors > 1 or (kind == "mean-field" and len(eta) <= MOST_PAIRED)
-    columns = [location[None] ** 2, most[None] ** 2, *([_pairs(eta * scale[None], 0)] if paired else [])]
-    of_location, of_most, of_pairs = jnp.split(_times(square, by_predictor(jnp.concatenate(columns))), [1, 2], axis=1)
-    norm = (slopes[:, :1] ** 2 * of_location).sum((1, 2)) + others[:, 0] ** 2 @ location[width:] ** 2
-    terms = jnp.sqrt(norm)
-    norm = norm + jnp.einsum("ikq,kq->iq", others_arms, eta[:, width:]) ** 2 @ scale[width:] ** 2
+    further = _pairs(eta * scale[None]) if paired else most[None] ** 2
+    of_location, of_arms = jnp.split(_times(square, by_predictor(jnp.concatenate([location[None] ** 2, further]))), [1])
+    norm = (slopes[:1] ** 2 * of_location).sum((0, 1)) + location[width:] ** 2 @ others[0] ** 2
+    terms = jnp.sqrt(norm) + most[width:] @ jnp.abs(others_arms).sum(0)
+    norm = norm + scale[width:] ** 2 @ jnp.einsum("kqi,kq->qi", others_arms, eta[:, width:]) ** 2
     if paired:
-        twice = np.concatenate([[1.0, *(2.0,) * more] for more in reversed(range(len(eta)))])
-        norm = norm + (of_pairs * _pairs(arms, 1) * twice[None, :, None]).sum((1, 2))
+        own = np.cumsum([0, *range(len(eta), 1, -1)])  # where a pair is an arm with itself
+        twice = np.full(len(of_arms), 2.0)
+        twice[own] = 1.0
+        norm = norm + (of_arms * _pairs(arms) * twice[:, None, None]).sum((0, 1))
+        by_arm = (jnp.abs(arms) * jnp.sqrt(of_arms[own])).sum(0)
     else:
-        norm = norm + ((arms[..., 0] @ eta[:, :width]) ** 2 * square) @ scale[:width] ** 2
+        norm = norm + ((arms[:, 0].T @ eta[:, :width]) ** 2 * square) @ scale[:width] ** 2
+        by_arm = jnp.abs(arms).sum(0) * jnp.sqrt(of_arms[0])
     if kind == "full-rank":
         below = _below(spread)
-        mixed = jnp.einsum("ikq,kl->iql", others_arms, eta) * below[None, width:]
-        norm = norm + ((arms[..., 0] @ eta) ** 2 * (square @ below[:width] ** 2)).sum(1) + (mixed**2).sum((1, 2))
-    terms = terms + jnp.sqrt((jnp.abs(arms).sum(1) ** 2 * of_most[:, 0]).sum(1))
-    terms = terms + jnp.abs(others_arms).sum(1) @ most[width:]
-    return _at_least(norm, terms, dim + slopes.shape[1] + of_pairs.shape[1] * predictors), terms
+        mixed = jnp.einsum("kqi,kl->qli", others_arms, eta) * below[width:, :, None]
+        norm = norm + ((arms[:, 0].T @ eta) ** 2 * (square @ below[:width] ** 2)).sum(1) + (mixed**2).sum((0, 1))
+    terms = terms + jnp.sqrt((by_arm**2).sum(0))
+    return _at_least(norm, terms, dim + len(slopes) + len(of_arms) * predictors), terms
 
 
 def _below(spread: Any) -> Array:
@@ -204,17 +215,12 @@ def _below(spread: Any) -> Array:
     return jnp.zeros((dim, dim)).at[np.tril_indices(dim, -1)].set(spread.factor[2 * dim :])
 
 
-def _pairs(arms: Array, axis: int) -> Array:
+def _pairs(arms: Array) -> Array:
     """Products of every arm with itself and those after it.
 
     Σ_j (x_j Σ_r a_r η_rj)² = Σ_rs a_r a_s Σ_j x_j² η_rj η_sj: a product of matrices with few columns.
     """
-    count = arms.shape[axis]
-    ones, rests = (
-        [jax.lax.slice_in_dim(arms, place, stop, axis=axis) for place, stop in enumerate(stops)]
-        for stops in (range(1, count + 1), [count] * count)
-    )
-    return jnp.concatenate([one * rest for one, rest in zip(ones, rests, strict=True)], axis)
+    return jnp.concatenate([arms[place : place + 1] * arms[place:] for place in range(len(arms))])
 
 
 def _at_least(square: Array, terms: Array, count: int) -> Array:

@@ -94,26 +94,16 @@ def store(schema: Schema, columns: dict[str, np.ndarray]) -> Rows:
     return Rows(schema, stored, counts)
 
 
-def packed(columns: Mapping[str, Any], wide: str = "") -> Packed:
-    """The columns by type, side by side; the one named `wide` has several numbers a row, and comes first."""
+def packed(columns: Mapping[str, Any]) -> Packed:
+    """The columns by type, side by side."""
     kinds = sorted({str(column.dtype) for column in columns.values()})
-    order = sorted(columns, key=lambda name: name != wide)
-    alike = [tuple(name for name in order if str(columns[name].dtype) == kind) for kind in kinds]
-    return {
-        names: jnp.concatenate([columns[n] if n == wide else columns[n][..., None] for n in names], axis=-1)
-        for names in alike
-    }
+    alike = [tuple(name for name in columns if str(columns[name].dtype) == kind) for kind in kinds]
+    return {names: jnp.stack([columns[name] for name in names], axis=-1) for names in alike}
 
 
-def unpacked(parts: Packed, wide: str = "") -> dict[str, Any]:
+def unpacked(parts: Packed) -> dict[str, Any]:
     """Columns by name again."""
-    columns = {}
-    for names, part in parts.items():
-        first = part.shape[-1] - len(names)
-        columns |= {name: part[..., first + place] for place, name in enumerate(names)}
-        if names[0] == wide:
-            columns[wide] = part[..., : first + 1]
-    return columns
+    return {name: part[..., place] for names, part in parts.items() for place, name in enumerate(names)}
 
 
 def read_batches(rows: Rows, indices: Any) -> Packed | None:
