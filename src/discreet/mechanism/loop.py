@@ -119,8 +119,7 @@ def chunk(program: Program, keep: str, order: int, shape: Chunk, scales: Scales,
     def step(state, inputs):
         chance, draw = inputs
         question = program.ask(chance, state)
-        picked = _picked(stored, draw)
-        rows = picked if FEATURES in picked else unpacked(picked)
+        rows = _picked(stored, draw)
         multiplicity, clip_norm = draw.batches.multiplicity, scales.clip_norm
         if program.products is None:
             total = bounded_sum(program.row_value, question, rows, multiplicity, clip_norm, order)
@@ -135,14 +134,13 @@ def chunk(program: Program, keep: str, order: int, shape: Chunk, scales: Scales,
     return state, jax.vmap(summarize)(blocks), KEEP[keep](points, blocks)
 
 
-def _picked(stored, draw: Draws):
-    """The rows of a step's batch."""
-    if draw.rows is not None:
-        return draw.rows
+def _picked(stored: Any, draw: Draws) -> dict[str, Array]:
+    """The rows of a step's batch, by column."""
+    parts: Any = stored if draw.rows is None else draw.rows
     indices = draw.batches.indices
-    if indices is None:
-        return stored
-    return {names: part.at[indices].get(mode="promise_in_bounds") for names, part in stored.items()}
+    if draw.rows is None and indices is not None:
+        parts = {names: part.at[indices].get(mode="promise_in_bounds") for names, part in stored.items()}
+    return parts if FEATURES in parts else unpacked(parts)
 
 
 def _by_layout(plan: Plan, query: Query, rows: Rows) -> Query:
