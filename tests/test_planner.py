@@ -16,6 +16,7 @@ from discreet.families.glm import Priors, glm
 from discreet.methods import sep
 from discreet.model import prior_moments
 from discreet.plan import Plan
+from discreet.planner import gradients, prior_rows, sites
 from discreet.schema import Categorical, Numeric, Schema
 
 COIN = Schema((Categorical("x", ("no", "yes")),))
@@ -30,18 +31,18 @@ PLAN = Plan(num_rows=200, steps=10_000, sampling_prob=0.1, clip_norm=1.0, noise_
 @pytest.fixture
 def quick(monkeypatch):
     """No accounting, and prior rows made by NumPy: every plan gets the same noise multiplier."""
-    monkeypatch.setattr(planner, "calibrate", lambda plan, *_: replace(plan, noise_multiplier=MULTIPLIER))
+    monkeypatch.setattr(prior_rows, "calibrate", lambda plan, *_: replace(plan, noise_multiplier=MULTIPLIER))
     rng = np.random.default_rng(2)
     z = PRIOR_SD * rng.normal(size=(64, 1))
     x = (rng.random((64, 512)) < special.expit(z)).astype(np.int32)
-    prior_rows = planner.PriorRows(z, {"x": x}, (x - special.expit(z))[..., None])
-    monkeypatch.setattr(planner, "simulate_rows", lambda *_: prior_rows)
+    made = planner.PriorRows(z, {"x": x}, (x - special.expit(z))[..., None])
+    monkeypatch.setattr(gradients, "simulate_rows", lambda *_: made)
 
 
 def choose_coin():
     """The choice for a million coin flips, without accounting."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "calibrate", lambda plan, *_: replace(plan, noise_multiplier=MULTIPLIER))
+        patch.setattr(prior_rows, "calibrate", lambda plan, *_: replace(plan, noise_multiplier=MULTIPLIER))
         return planner.choose(BERNOULLI, COIN, 10**6, 1.0, 1e-5)
 
 
@@ -139,7 +140,7 @@ def test_the_clip_norm_grows_with_the_number_of_rows():
     """Noise shrinks with N and the bias of clipping does not, so fewer rows may be clipped."""
     values = np.random.default_rng(5).standard_t(3, (64, 512, 2)) + 0.2
     norms = [
-        planner._clip_norm(replace(PLAN, num_rows=num_rows), values, np.ones(2), np.ones(1))
+        gradients._clip_norm(replace(PLAN, num_rows=num_rows), values, np.ones(2), np.ones(1))
         for num_rows in (200, 20_000, 2_000_000)
     ]
     least = np.quantile(np.quantile(np.linalg.norm(values, axis=-1), 0.99, axis=1), 0.8)
@@ -157,21 +158,21 @@ def test_steps_are_as_large_as_noise_and_curvature_allow(coin, regression):
         wandered = (wander[: model.dim] / (2 * choice.prior.sd)).max()
         step = (choice.settings.learning_rate * choice.settings.precondition * choice.plan.sampling_prob)[: model.dim]
         closed = []
-        for gradients in planner.simulate_rows(model, schema).gradients:
-            information = choice.plan.num_rows * gradients.T @ gradients / len(gradients)
+        for table in planner.simulate_rows(model, schema).gradients:
+            information = choice.plan.num_rows * table.T @ table / len(table)
             closed.append(np.linalg.eigvals(step[:, None] * (information + np.diag(choice.prior.sd**-2))).real.max())
         steepest = np.median(closed)
         assert wandered <= 1 + 1e-9
         assert (wander[model.dim :] <= 1 + 1e-9).all()
-        assert steepest <= planner.CLOSING * (1 + 1e-9)
-        assert wandered == pytest.approx(1) or steepest == pytest.approx(planner.CLOSING)
+        assert steepest <= gradients.CLOSING * (1 + 1e-9)
+        assert wandered == pytest.approx(1) or steepest == pytest.approx(gradients.CLOSING)
 
 
 def test_a_prior_too_vague_to_plan_with_is_refused(quick, monkeypatch):
     """Gradients that differ by many orders of magnitude between tables leave no clip norm that fits."""
-    rows = planner.simulate_rows()
+    rows = gradients.simulate_rows()
     wild = rows.gradients * np.geomspace(1e-8, 1.0, 64)[:, None, None]
-    monkeypatch.setattr(planner, "simulate_rows", lambda *_: rows._replace(gradients=wild))
+    monkeypatch.setattr(gradients, "simulate_rows", lambda *_: rows._replace(gradients=wild))
     with pytest.raises(ValueError, match="too vague"):
         planner.choose(BERNOULLI, COIN, 1000, 1.0, 1e-5)
 
@@ -201,16 +202,16 @@ def test_the_clip_norm_of_sites_holds_nearly_all_of_them_in_four_of_five_tables(
             eta, precision = first / second, 1 / second - 1 / variance  # about z
             lengths[table, simulated.rows["x"][table] == y] = np.hypot(eta, precision)
     shares = (lengths <= found.plan.clip_norm * (1 + 1e-3)).mean(1)
-    assert (shares >= planner.SITES_HELD).mean() >= planner.TABLES_HELD - 1 / 64  # quantiles lie between two tables
-    assert (lengths <= 0.97 * found.plan.clip_norm).mean() < planner.SITES_HELD
-    assert sep.closing(found.plan, found.settings) == pytest.approx(planner.SITE_CLOSING)
+    assert (shares >= sites.SITES_HELD).mean() >= prior_rows.TABLES_HELD - 1 / 64  # quantiles lie between two tables
+    assert (lengths <= 0.97 * found.plan.clip_norm).mean() < sites.SITES_HELD
+    assert sep.closing(found.plan, found.settings) == pytest.approx(sites.SITE_CLOSING)
     assert found.family == "sites"
 
 
 def test_a_coordinate_that_says_little_is_weighed_up():
     """β makes location gradients equal in size: β∘√F is constant."""
     information = np.array([4.0, 0.25, 1.0])
-    beta = planner._precondition(information, np.full(3, 1e-3), 10)[:3]
+    beta = gradients._precondition(information, np.full(3, 1e-3), 10)[:3]
     np.testing.assert_allclose(beta * np.sqrt(information), 2.0)
 
 
@@ -218,7 +219,7 @@ def test_made_up_columns_stay_within_the_schema():
     rng = np.random.default_rng(0)
     for column in (Numeric("a", -3, 7), Numeric("b", 2, 5, integer=True), Categorical("c", ("x", "y", "z"))):
         values = planner.varied_column(rng, column)
-        assert values.shape == (planner.TABLES, planner.ROWS_PER_TABLE)
+        assert values.shape == (prior_rows.TABLES, prior_rows.ROWS_PER_TABLE)
         low, high = (0, 2) if isinstance(column, Categorical) else (column.low, column.high)
         assert (low <= values).all()
         assert (values <= high).all()
@@ -256,7 +257,7 @@ def test_a_prior_that_expects_the_impossible_is_refused():
     """Outcomes that mostly fall outside their bounds say that prior and schema do not belong together."""
     column = Numeric("y", -1, 1)
     inside, clamped = np.zeros((8, 10)), np.where(np.arange(80).reshape(8, 10) % 10 < 6, 1.0, 0.3)
-    planner._check_outcome(column, inside)
+    prior_rows._check_outcome(column, inside)
     with pytest.raises(ValueError, match="60% of a typical simulated table has 'y' outside"):
-        planner._check_outcome(column, clamped)
-    planner._check_outcome(Numeric("y", 0, 9, integer=True), inside)  # zeros are counts, not clamped values
+        prior_rows._check_outcome(column, clamped)
+    prior_rows._check_outcome(Numeric("y", 0, 9, integer=True), inside)  # zeros are counts, not clamped values

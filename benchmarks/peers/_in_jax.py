@@ -21,13 +21,22 @@ def row_loss(phi, features, label, eta):
     return jnp.mean(jax.nn.softplus(logits) - label * logits)
 
 
+@jax.custom_jvp
+def quick_softplus(u):
+    """softplus, and its derivative as a sigmoid: one exponential instead of three functions."""
+    return jax.nn.softplus(u)
+
+
+quick_softplus.defjvps(lambda tangent, _, u: tangent * jax.nn.sigmoid(u))
+
+
 def row_loss_in_parts(phi, features, label, eta):
     """The same with the logits as x·m + (x·sd)·η_k: a batch's gradients are then products of matrices, without an entry
     for each row, draw and feature. Several times as fast with ten draws, as fast with one.
     """
     mean, scale = phi
     logits = features @ mean + eta @ (jax.nn.softplus(scale) * features)
-    return jnp.mean(jax.nn.softplus(logits) - label * logits)
+    return jnp.mean(quick_softplus(logits) - label * logits)
 
 
 def public_loss(phi, eta):

@@ -31,6 +31,7 @@ with starting(f"discreet {' '.join(sys.argv[1:])}"):
     import jax
     import jax.numpy as jnp
 
+    from discreet.families.glm import softplus
     from discreet.fitting import encode, run, secure, simulated
     from discreet.methods import elbo
     from discreet.model import Linear, Model
@@ -43,7 +44,7 @@ MODEL = Model(
     dim=FEATURES,
     log_prior=lambda z: -0.5 * jnp.sum(z**2),
     log_likelihood=Linear(
-        lambda row: jnp.stack([row[name] for name in NAMES]), lambda u, rest, row: row["y"] * u - jax.nn.softplus(u)
+        lambda row: jnp.stack([row[name] for name in NAMES]), lambda u, rest, row: row["y"] * u - softplus(u)
     ),
     constrain=lambda z: {"w": z},
     sample_prior=lambda key: jax.random.normal(key, (FEATURES,)),

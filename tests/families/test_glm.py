@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from discreet.datasets import ADULT
 from discreet.evaluate.reference import non_private
-from discreet.families.glm import PRIORS, Priors, glm
+from discreet.families.glm import PRIORS, Priors, glm, softplus
 from discreet.schema import Categorical, Numeric, Schema, SchemaError
 
 AGE, SEX = Numeric("age", 20, 60), Categorical("sex", ("f", "m", "x"))
@@ -315,3 +315,13 @@ def test_what_is_no_regression_is_refused(family, outcome, covariates, message):
     )
     with pytest.raises((ValueError, SchemaError), match=message):
         glm(family, outcome, covariates, schema)
+
+
+def test_softplus_has_the_derivatives_of_softplus():
+    u = np.linspace(-40, 40, 81)
+    with jax.enable_x64(True):
+        for order in range(3):
+            ours, theirs = softplus, jax.nn.softplus
+            for _ in range(order):
+                ours, theirs = jax.grad(ours), jax.grad(theirs)
+            np.testing.assert_allclose(jax.vmap(ours)(u), jax.vmap(theirs)(u), rtol=1e-12, atol=1e-14)

@@ -131,7 +131,7 @@ def test_terms_that_cancel_are_kept_short_enough_for_the_proof():
     spread = spread_of(rng, "mean-field", 4, dim)._replace(eta=np.full((2, dim), 1e9))
     x, slopes = rng.normal(size=(count, dim)), np.tile([0.0, 1.0, -1.0 + 1e-13], (count, 1))
     with jax.enable_x64(True):
-        given = map(jnp.asarray, (x, slopes.T[:, None], np.zeros((3, 0, count))))
+        given = map(jnp.asarray, (x**2, slopes.T[:, None], np.zeros((3, 0, count))))
         length, term = map(np.asarray, products._lengths("mean-field", spread, *given))
     scale = spread.factor[dim : 2 * dim] * spread.slope
     exact = np.abs(slopes[:, 1:].sum(1)) * 1e9 * np.linalg.norm(x * scale, axis=1)
@@ -162,7 +162,7 @@ def test_lengths_and_the_map_are_those_of_the_answers_themselves(kind, predictor
     with jax.enable_x64(True):
         rows_last = (jnp.asarray(np.moveaxis(part, 0, -1)) for part in (slopes, others))
         joined = [products._join(kind, part, len(spread.eta)) for part in rows_last]
-        length, term = products._lengths(kind, spread, jnp.asarray(x), *joined)
+        length, term = products._lengths(kind, spread, jnp.asarray(x**2), *joined)
         rows_first = (np.moveaxis(part, -1, 0) for part in joined)
         answers = [np.asarray(products._answer(kind, spread, jnp.asarray(one))) for one in by_row(*rows_first)]
     answers, by_draw = np.stack(answers), by_row(slopes, others)

@@ -111,6 +111,15 @@ def glm(
     )
 
 
+@jax.custom_jvp
+def softplus(u: Array) -> Array:
+    """log(1 + eᵘ), with its derivative as what it is: one exponential, where differentiating takes three functions."""
+    return jax.nn.softplus(u)
+
+
+softplus.defjvps(lambda tangent, _, u: tangent * jax.nn.sigmoid(u))
+
+
 def _gaussian(z, predictor, y):
     tau = jax.nn.softplus(z[-1])
     return jnp.log(tau) - 0.5 * (tau * y - predictor) ** 2
@@ -118,7 +127,7 @@ def _gaussian(z, predictor, y):
 
 def _logistic(z, predictor, y):
     del z
-    return y * predictor - jax.nn.softplus(predictor)
+    return y * predictor - softplus(predictor)
 
 
 def _probit(z, predictor, y):

@@ -88,11 +88,11 @@ def _linear_sum(*operands, jaxpr, num_public, order, kind, draws, predictors):
     consts, spread = public[:-_PARTS], Spread(*public[-_PARTS:])
     width, one_row = predictors * x.shape[1], jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))
     by_row = jax.vmap(one_row, in_axes=(-1, None, *(0 for _ in rows)), out_axes=-1)
-    x = jnp.where((multiplicity > 0)[:, None], x, 0.0)  # and not as they were picked: XLA is slow with what it gathers
     points = _points(x, spread, draws, predictors)
     by_draw = jax.vmap(by_row, in_axes=(0, 0, *(None for _ in rows)))(*points, *rows)
     joined = [_join(kind, part, len(spread.arms)) for part in by_draw]
-    length, term = _lengths(kind, spread, x, *joined)
+    square = jnp.where((multiplicity > 0)[:, None], x, 0.0) ** 2  # not x² as it was picked: XLA is slow with that
+    length, term = _lengths(kind, spread, square, *joined)
     radius, longest = _reach(len(x), draws, _size(kind, draws, spread))
     shrink = clip_norm / jnp.maximum(clip_norm, jnp.maximum(length / radius, term / longest))
     weight = jnp.where((finite > 0) & jnp.isfinite(length) & jnp.isfinite(term), multiplicity * shrink, 0.0)
@@ -114,7 +114,8 @@ def _times(x: Array, columns: Array) -> Array:
     if len(flat) == 1:
         return (x @ flat[0])[None, None]
     spare = jnp.zeros((-len(flat) % LANES, x.shape[1]), x.dtype)
-    return (x @ jnp.concatenate([flat, spare]).T).T[: len(flat)].reshape(*columns.shape[:2], len(x))
+    product = jax.lax.optimization_barrier(x @ jnp.concatenate([flat, spare]).T)  # its transpose is slower to make
+    return product.T[: len(flat)].reshape(*columns.shape[:2], len(x))
 
 
 def _points(x: Array, spread: Spread, draws: int, predictors: int) -> tuple[Array, Array]:
@@ -168,13 +169,16 @@ def _answer(kind: str, spread: Any, totals: Array) -> Array:
     return spread.factor * jnp.concatenate(parts)
 
 
-def _lengths(kind: str, spread: Any, x: Array, slopes: Array, others: Array) -> tuple[Array, Array]:
-    """Of each row: the norm of its answer, and a bound on the sum of the sizes of the terms of any coordinate."""
-    dim, predictors, square = spread.centre.shape[0], slopes.shape[1], x**2
-    width = predictors * x.shape[1]
+def _lengths(kind: str, spread: Any, square: Array, slopes: Array, others: Array) -> tuple[Array, Array]:
+    """Of each row: the norm of its answer, and a bound on the sum of the sizes of the terms of any coordinate.
+
+    `square` are the squares of features.
+    """
+    dim, predictors = spread.centre.shape[0], slopes.shape[1]
+    width = predictors * square.shape[1]
 
     def by_predictor(weights):
-        return weights[..., :width].reshape(-1, predictors, x.shape[1])
+        return weights[..., :width].reshape(-1, predictors, square.shape[1])
 
     location, scale, eta = spread.factor[:dim], spread.factor[dim : 2 * dim] * spread.slope, spread.eta
     if kind == "aligned" or (kind == "mean-field" and len(slopes) == 1):  # every coordinate is one term

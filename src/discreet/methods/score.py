@@ -1,0 +1,214 @@
+"""The score: rows answer with ∇ log p(row | z) at the iterate itself, in units of the information expected there.
+
+No variational family is needed. Every coordinate of a whitened answer is about one in size whatever z is, so that one
+public clip norm serves all of a run, and a natural step closes the same share of every distance. The trace is that of
+a dense quadratic, y = κA(z − z*), and A is expected to be N times the information at z, plus the prior's precision.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from discreet.model import Linear, Model
+from discreet.plan import Plan
+from discreet.query import Numbers, Point, Products, Query, Spread
+
+RIDGE = 1.0
+
+
+class Information(NamedTuple):
+    """Fisher information of one row at z, in public: D(z)·correlation·D(z), D diagonal, found by simulation.
+
+    log D² is a quadratic in (z − centre) / unit without mixed terms, `coefficients` (d, 1 + 2d): constant, linear,
+    square; it stays within `low` and `high`, (d,), as far as simulations reach.
+    """
+
+    centre: Numbers
+    unit: Numbers
+    coefficients: Numbers
+    low: Numbers
+    high: Numbers
+    correlation: Numbers
+
+    def diagonal(self, z: Any, xp: Any = jnp) -> Any:
+        """D(z)²."""
+        moved = (z - self.centre) / self.unit
+        log = self.coefficients @ xp.concatenate([xp.ones(1), moved, moved**2])
+        return xp.exp(xp.clip(log, self.low, self.high))
+
+    def matrix(self, z: np.ndarray) -> np.ndarray:
+        """All of it."""
+        sd = np.sqrt(self.diagonal(z, np))
+        return np.asarray(self.correlation) * np.outer(sd, sd)
+
+
+class Settings(NamedTuple):
+    """The public choices of a run.
+
+    `start` is z₀. A step is in units of 1/√(D² + `prior_precision`/N), coordinate by coordinate. Its first closes the
+    share `first` of any distance; the share falls geometrically to `last` in the first `falling` of all steps, and
+    stays there. No step is longer than `longest` units.
+    """
+
+    start: np.ndarray
+    information: Information
+    prior_precision: np.ndarray
+    first: float
+    last: float
+    falling: float
+    longest: float = 0.5
+
+
+class Constants(NamedTuple):
+    """The numbers of a plan and its settings, as values: runs that differ in these alone share one compiled step."""
+
+    information: Information
+    prior_precision: Array
+    first: Array
+    last: Array
+    falling: Array
+    longest: Array
+    num_rows: Array
+    sampling_prob: Array
+    steps: Array
+
+
+class State(NamedTuple):
+    """The iterate, the number of steps that were taken, and what stays."""
+
+    z: Array
+    step: Array
+    constants: Constants
+
+
+class Question(NamedTuple):
+    """Asked of every row: where, and the factor of each coordinate of the answer."""
+
+    z: Array
+    factor: Array
+
+
+def query(model: Model, plan: Plan, settings: Settings) -> Query:
+    """Whitened gradients of −log p(row | z), and natural steps along their noisy sum and the prior's gradient.
+
+    The trace is of κ·∇(−log p(z, rows)), against z.
+    """
+    check(model, settings)
+    numbers = (settings.first, settings.last, settings.falling, settings.longest)
+    public = (plan.num_rows, plan.sampling_prob, plan.steps)
+
+    def init(key):
+        del key
+        known = Information(*(jnp.asarray(part, float) for part in settings.information))
+        values = (jnp.asarray(number, float) for number in (settings.prior_precision, *numbers, *public))
+        return State(jnp.asarray(settings.start, float), jnp.zeros(()), Constants(known, *values))
+
+    return _functions(model)._replace(init=init, settings=describe(settings))
+
+
+@lru_cache(maxsize=64)
+def _functions(model: Model) -> Query:
+    """What queries of one model have in common, so that their steps are compiled once."""
+
+    def ask(chance, state):
+        del chance
+        return Question(state.z, _factor(state.constants, state.z))
+
+    def row_value(question, row):
+        return -question.factor * jax.grad(model.log_likelihood)(question.z, row)
+
+    def update(state, question, answer):
+        fixed = state.constants
+        gradient = answer / question.factor - fixed.sampling_prob * jax.grad(model.log_prior)(state.z)
+        whitened = _share(fixed, state.step) * question.factor * gradient / (fixed.sampling_prob * fixed.num_rows)
+        short = jnp.minimum(1.0, fixed.longest / jnp.maximum(jnp.linalg.norm(whitened), 1e-300))
+        moved = state.z - question.factor * whitened * short
+        return State(moved, state.step + 1, fixed), Point(state.z, state.z, gradient, 1 / question.factor)
+
+    return Query(
+        init=lambda key: None,
+        ask=ask,
+        row_value=row_value,
+        update=update,
+        last=lambda state: state.z,
+        size=model.dim,
+        columns=model.columns,
+        settings={},
+        chance=lambda key: jnp.zeros(()),
+        products=_products(model, row_value),
+    )
+
+
+def _factor(constants: Constants, z: Array) -> Array:
+    return (constants.information.diagonal(z) + constants.prior_precision / constants.num_rows) ** -0.5
+
+
+def _share(constants: Constants, step: Array) -> Array:
+    """The share of a distance that a step closes."""
+    passed = jnp.minimum(1.0, step / (constants.falling * constants.steps))
+    return constants.first * (constants.last / constants.first) ** passed
+
+
+def _products(model: Model, row_value: Callable) -> Products | None:
+    likelihood = model.log_likelihood
+    if not isinstance(likelihood, Linear):
+        return None
+
+    def slopes(u, rest, row):
+        return jax.grad(lambda u, rest: -likelihood.at(u, rest, row), (0, 1))(u, rest)
+
+    def spread(question):
+        nowhere = jnp.zeros((1, model.dim))
+        return Spread(question.z, nowhere, nowhere, jnp.ones(model.dim), question.factor)
+
+    return Products(row_value, "aligned", model.dim, 1, likelihood.predictors, likelihood.features, slopes, spread)
+
+
+def fit_information(z: np.ndarray, information: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> Information:
+    """The `Information` that describes matrices (tables, d, d) found at z (tables, d), by ridge regression of the
+    logarithms of their diagonals; the correlation is their average.
+    """
+    diagonal = np.diagonal(information, axis1=1, axis2=2)
+    log = np.log(np.maximum(diagonal, 1e-9 * np.median(diagonal, axis=0)))
+    moved = (z - centre) / unit
+    design = np.concatenate([np.ones((len(z), 1)), moved, moved**2], axis=1)
+    penalty = RIDGE * np.eye(design.shape[1])
+    penalty[0, 0] = 0.0
+    coefficients = np.linalg.solve(design.T @ design + penalty, design.T @ log).T
+    sd = np.sqrt(np.maximum(diagonal, 1e-300))
+    correlation = (information / (sd[:, :, None] * sd[:, None, :])).mean(0)
+    low, high = np.quantile(log, [0.01, 0.99], axis=0)
+    return Information(centre, unit, coefficients, low, high, correlation)
+
+
+def describe(settings: Settings) -> dict[str, Any]:
+    """Plain values of the settings, for the release."""
+    known = {name: np.asarray(part).tolist() for name, part in settings.information._asdict().items()}
+    vectors = {name: np.asarray(getattr(settings, name)).tolist() for name in ("start", "prior_precision")}
+    return {"method": "score", **settings._asdict(), **vectors, "information": known}
+
+
+def described_information(settings: Mapping[str, Any]) -> Information:
+    """The `Information` that `describe` wrote into a release."""
+    return Information(**{name: np.asarray(part) for name, part in settings["information"].items()})
+
+
+def check(model: Model, settings: Settings) -> None:
+    """Refuse settings that do not fit the model, or each other."""
+    dim = model.dim
+    shapes = {"start": (dim,), "prior_precision": (dim,)}
+    for name, shape in shapes.items():
+        value = np.asarray(getattr(settings, name))
+        if value.shape != shape or not np.isfinite(value).all():
+            raise ValueError(f"{name} has shape {value.shape}; this model needs finite numbers of shape {shape}")
+    if np.shape(settings.information.coefficients) != (dim, 1 + 2 * dim):
+        raise ValueError(f"information is of another model: this one has {dim} parameters")
+    if not 0 < settings.last <= settings.first <= 1:
+        raise ValueError(f"first={settings.first}, last={settings.last} must be shares, 0 < last ≤ first ≤ 1")
+    if not 0 < settings.falling <= 1 or not settings.longest > 0:
+        raise ValueError(f"falling={settings.falling} must lie in (0, 1], longest={settings.longest} above 0")

@@ -1,0 +1,140 @@
+"""What rows look like before any data is seen, by simulation from the prior, and what every choice has in common."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from discreet.accounting import calibrate
+from discreet.methods import elbo, sep
+from discreet.model import Model, prior_moments, simulate_table
+from discreet.plan import Plan, default_batch_limit
+from discreet.posterior import full
+from discreet.posterior.reading import SITES
+from discreet.schema import Categorical, Numeric, Schema
+
+TABLES, ROWS_PER_TABLE = 64, 512
+STEPS, SAMPLING_PROB, BATCH = 10_000, 0.1, 1000
+TABLES_HELD = 0.8
+MOST_VARIED = 1e6
+UNIT_SEED = 4
+
+
+class Choice(NamedTuple):
+    """A plan, what is asked under it, what is known of each parameter in public, and the reasons."""
+
+    plan: Plan
+    settings: elbo.Settings | sep.Settings
+    prior: full.Prior
+    reasons: tuple[str, ...]
+
+    @property
+    def family(self) -> str:
+        """The name of the variational family, or that rows answer with sites."""
+        return SITES if isinstance(self.settings, sep.Settings) else self.settings.family.name
+
+    def facts(self) -> dict:
+        """What a release should say about the choice, as plain values."""
+        known = {name: values for name, values in self.prior._asdict().items() if values is not None}
+        prior = {name: np.asarray(values).tolist() for name, values in known.items()}
+        return {"prior": prior, "reasons": list(self.reasons)}
+
+
+class PriorRows(NamedTuple):
+    """What rows look like before any data is seen: prior draws z, simulated rows, and each row's or unit's gradient."""
+
+    z: np.ndarray
+    rows: dict[str, np.ndarray]
+    gradients: np.ndarray
+
+
+def simulate_rows(model: Model, schema: Schema, seed: int = 0) -> PriorRows:
+    """Rows drawn from the prior predictive, `ROWS_PER_TABLE` for each of `TABLES` prior draws."""
+    rng = np.random.default_rng(seed)
+    shaped = {column.name: varied_column(rng, column) for column in schema.columns}
+    keys = jax.random.split(jax.random.key(seed), TABLES)
+
+    def table(key, rows):
+        z, rows = simulate_table(model, key, rows)
+        return z, rows, jax.vmap(lambda row: jax.grad(model.log_likelihood)(z, row))(rows)
+
+    with jax.enable_x64(True):
+        z, rows, gradients = jax.jit(jax.vmap(table))(keys, shaped)
+    rows = {name: np.asarray(values) for name, values in rows.items()}
+    for name in model.outcome:
+        _check_outcome(schema[name], rows[name])
+    return PriorRows(np.asarray(z), rows, by_unit(schema, np.asarray(gradients)))
+
+
+def _check_outcome(column: Numeric | Categorical, values: np.ndarray) -> None:
+    """Refuse a prior under which most outcomes of most tables lie outside their declared bounds, or were clamped."""
+    if isinstance(column, Categorical):
+        return
+    outside = (values < column.low) | (values > column.high) | ~np.isfinite(values)
+    if not column.integer:
+        outside |= (values == column.low) | (values == column.high)
+    share = np.median(outside.mean(1))
+    if share > 0.5:
+        raise ValueError(
+            f"the prior is too vague to plan with: {share:.0%} of a typical simulated table has {column.name!r} "
+            f"outside its declared bounds [{column.low}, {column.high}]; give parameters narrower priors, or choice="
+        )
+
+
+def varied_column(rng: np.random.Generator, column: Numeric | Categorical) -> np.ndarray:
+    """Values of one column in each of `TABLES` tables, each table with its own made-up distribution.
+
+    Real columns seldom fill their bounds evenly; a plan made for uniform ones would clip them.
+    """
+    if isinstance(column, Categorical):
+        shares = rng.dirichlet(np.ones(len(column.levels)), TABLES)
+        return np.stack([rng.choice(len(column.levels), ROWS_PER_TABLE, p=share) for share in shares]).astype(np.int32)
+    mean, size = rng.uniform(0.05, 0.95, (TABLES, 1)), rng.uniform(1, 8, (TABLES, 1))
+    share = rng.beta(mean * size, (1 - mean) * size, (TABLES, ROWS_PER_TABLE))
+    values = column.low + (column.high - column.low) * share
+    return np.round(values) if column.integer else values
+
+
+def known(model: Model, simulated: PriorRows, num_rows: int) -> tuple[full.Prior, np.ndarray]:
+    """What is known of each parameter before any row is asked, and the Fisher information of a row."""
+    mean, sd = prior_moments(model)
+    information = _information(simulated)
+    return full.Prior(mean, sd, num_rows * information + sd**-2), information
+
+
+def _information(simulated: PriorRows) -> np.ndarray:
+    """Fisher information of a row, per coordinate: the median over prior draws, so that extremes do not rule."""
+    squares = np.nan_to_num(simulated.gradients, posinf=0, neginf=0) ** 2
+    low, high = np.quantile(squares.sum(-1).mean(1), [0.1, 0.9])
+    if high > MOST_VARIED * low:
+        raise ValueError(
+            f"the prior is too vague to plan with: squared row gradients vary {high / max(low, 1e-300):.1g}-fold "
+            "between tables simulated from it, so no clip norm fits; give scale parameters a narrower prior, or choice="
+        )
+    typical, average = np.median(squares.mean(1), axis=0), squares.mean((0, 1))
+    floor = 1e-6 * max(average.max(), 1e-12)
+    return np.maximum(np.where(typical > 0, typical, average), floor)
+
+
+def plan_for(schema: Schema, num_rows: int, steps: int, epsilon: float, delta: float) -> Plan:
+    """The papers' schedule for this many rows: a tenth of them a step, at most `BATCH`; the noise meets the budget."""
+    rate = min(SAMPLING_PROB, BATCH / num_rows) if num_rows > 1 else 1.0
+    limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, rate)
+    unit = "row" if schema.unit is None else schema.unit.column
+    return calibrate(Plan(num_rows, steps, rate, 1.0, 1.0, limit, unit=unit), epsilon, delta)
+
+
+def by_unit(schema: Schema, values: np.ndarray) -> np.ndarray:
+    """What made-up units answer, from what rows do: (tables, rows, size) → (tables, units, size)."""
+    if schema.unit is None:
+        return values
+    finite = np.where(np.isfinite(values).all(-1, keepdims=True), values, 0.0)
+    return schema.unit.made_up(np.random.default_rng(UNIT_SEED), values.shape[1]) @ finite
+
+
+def reasons_of(plan: Plan) -> tuple[str, ...]:
+    """Why a plan samples and adds noise as it does."""
+    return (
+        f"sampling_prob {plan.sampling_prob:.4g}: a tenth of the rows, at most {BATCH} a step",
+        f"noise_multiplier {plan.noise_multiplier:.4g}: the least that meets the budget over {plan.steps} steps",
+    )
