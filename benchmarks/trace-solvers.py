@@ -79,49 +79,57 @@ def per_gradient(loss, start, count):
     return seconds(lambda: jax.block_until_ready(walk(start))) / count
 
 
-rng = np.random.default_rng(SEED)
-plan, points = trace_of(rng, 100_000, 1000)
-release = release_of(plan, points)
-short = release_of(Plan(5000, 10_000, 0.1, 2.0, 300.0), Point(*(part[:10_000] for part in points)))
-sizes = [sum(np.asarray(part).nbytes for part in one.blocks) for one in (short, release)]
-timings = {
-    f"exact, Σ_sub {sub}": seconds(
-        partial(lambda sub: exact.solve(rng, trace_model(release, subsampling=sub), DRAWS), sub)
+def main():
+    """Time the solvers, and judge them."""
+    rng = np.random.default_rng(SEED)
+    plan, points = trace_of(rng, 100_000, 1000)
+    release = release_of(plan, points)
+    short = release_of(Plan(5000, 10_000, 0.1, 2.0, 300.0), Point(*(part[:10_000] for part in points)))
+    sizes = [sum(np.asarray(part).nbytes for part in one.blocks) for one in (short, release)]
+    timings = {
+        f"exact, Σ_sub {sub}": seconds(
+            partial(lambda sub: exact.solve(rng, trace_model(release, subsampling=sub), DRAWS), sub)
+        )
+        for sub in ("none", "learned")
+    }
+    records = [
+        {"what": f"{name}, 1000 coordinates, 10⁵ steps, {DRAWS} draws", "seconds": took, "verdict": took < 1.0}
+        for name, took in timings.items()
+    ]
+    records.append(
+        {
+            "what": "laplace, the same, once compiled",
+            "seconds": seconds(lambda: laplace.solve(rng, trace_model(release), DRAWS), 1),
+            "verdict": None,
+        }
     )
-    for sub in ("none", "learned")
-}
-records = [
-    {"what": f"{name}, 1000 coordinates, 10⁵ steps, {DRAWS} draws", "seconds": took, "verdict": took < 1.0}
-    for name, took in timings.items()
-]
-records.append(
-    {
-        "what": "laplace, the same, once compiled",
-        "seconds": seconds(lambda: laplace.solve(rng, trace_model(release), DRAWS), 1),
-        "verdict": None,
-    }
-)
-records.append(
-    {
-        "what": f"bytes of its sums: {sizes[0]} for 10⁴ steps, {sizes[1]} for 10⁵ (trace: {2 * points.x.nbytes})",
-        "seconds": None,
-        "verdict": sizes[0] == sizes[1],
-    }
-)
+    records.append(
+        {
+            "what": f"bytes of its sums: {sizes[0]} for 10⁴ steps, {sizes[1]} for 10⁵ (trace: {2 * points.x.nbytes})",
+            "seconds": None,
+            "verdict": sizes[0] == sizes[1],
+        }
+    )
 
-with jax.enable_x64(True):
-    few = Point(*(np.ascontiguousarray(part[:, :20]) for part in points))
-    model = trace_model(release_of(plan, few))
-    start = {name: jnp.asarray(part) + 0.3 for name, part in coordinates(model).items()}
-    x, y = (jnp.asarray(part[plan.steps // 5 :]) for part in (few.x, few.y))
-    on_trace = partial(potential_on_trace, plan, x, y, model)
-    slopes = [jax.grad(loss)(start) for loss in (partial(potential, model), on_trace)]
-    gap = max(float(np.abs(1 - one / other).max()) for one, other in zip(*map(jax.tree.leaves, slopes), strict=True))
-    fast = per_gradient(partial(potential, model), start, 10_000)
-    slow = per_gradient(on_trace, start, 30)
-records += [
-    {"what": "one gradient of nuts on sums, 20 coordinates", "seconds": fast, "verdict": None},
-    {"what": "one gradient of nuts on the trace, 8·10⁴ retained steps", "seconds": slow, "verdict": None},
-    {"what": f"ratio (the two gradients agree to {gap:.1g})", "seconds": slow / fast, "verdict": slow > 100 * fast},
-]
-finish("trace-solvers", records, {"all": SEED}, columns=list(records[0]), kind="bench")
+    with jax.enable_x64(True):
+        few = Point(*(np.ascontiguousarray(part[:, :20]) for part in points))
+        model = trace_model(release_of(plan, few))
+        start = {name: jnp.asarray(part) + 0.3 for name, part in coordinates(model).items()}
+        x, y = (jnp.asarray(part[plan.steps // 5 :]) for part in (few.x, few.y))
+        on_trace = partial(potential_on_trace, plan, x, y, model)
+        slopes = [jax.grad(loss)(start) for loss in (partial(potential, model), on_trace)]
+        gap = max(
+            float(np.abs(1 - one / other).max()) for one, other in zip(*map(jax.tree.leaves, slopes), strict=True)
+        )
+        fast = per_gradient(partial(potential, model), start, 10_000)
+        slow = per_gradient(on_trace, start, 30)
+    records += [
+        {"what": "one gradient of nuts on sums, 20 coordinates", "seconds": fast, "verdict": None},
+        {"what": "one gradient of nuts on the trace, 8·10⁴ retained steps", "seconds": slow, "verdict": None},
+        {"what": f"ratio (the two gradients agree to {gap:.1g})", "seconds": slow / fast, "verdict": slow > 100 * fast},
+    ]
+    finish("trace-solvers", records, {"all": SEED}, columns=list(records[0]), kind="bench")
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from discreet.mechanism import loop
 from discreet.mechanism import noise as streams
 from discreet.mechanism.checkpoint import Checkpoint
 from discreet.mechanism.rows import Rows, encode
-from discreet.methods import elbo, sep, sites
+from discreet.methods import elbo, score, sep, sites
 from discreet.model import Model
 from discreet.posterior import full
 from discreet.posterior.reading import DEFAULTS, SITES, Options, Reading, check_reading, naive_posterior, read
@@ -102,6 +102,8 @@ def question(model: Model, schema: Schema, choice: planner.Choice) -> Query:
         site = sites.linear(model)
         sites.check(site, schema)
         query = sep.query(site, choice.plan, choice.settings)
+    elif isinstance(choice.settings, score.Settings):
+        query = score.query(model, choice.plan, choice.settings)
     else:
         query = elbo.query(model, choice.plan, choice.settings)
     return query._replace(settings={**query.settings, **choice.facts()})
@@ -111,5 +113,7 @@ def _keep(model: Model, choice: planner.Choice) -> str:
     """What a dense curvature needs of the trace: every point, or products of coordinates where points are too many."""
     if isinstance(choice.settings, sep.Settings) or model.dim > full.MOST_PARAMETERS:
         return "blocks"
+    if isinstance(choice.settings, score.Settings):
+        return "trace"
     points = choice.plan.steps * 4 * choice.settings.family.size(model.dim)
     return "trace" if points <= MOST_POINTS else "cross"

@@ -10,7 +10,7 @@ import pytest
 from discreet.families.exponential import beta_bernoulli, dirichlet_categorical, gamma_exponential
 from discreet.families.glm import glm
 from discreet.mechanism.rows import store
-from discreet.methods import elbo
+from discreet.methods import elbo, score
 from discreet.methods.gaussian import NAMES, POSITIVE, Family
 from discreet.model import Linear, Model
 from discreet.plan import NORM_ORDERS, Plan, default_batch_limit
@@ -55,7 +55,10 @@ MODELS = {
 
 
 class Recipe(NamedTuple):
-    """One way to ask: a gradient variant on a family, with an optimiser, a number of draws and a kind of noise."""
+    """One way to ask: a gradient variant on a family, with an optimiser, a number of draws and a kind of noise.
+
+    The variant `SCORE` asks for scores instead, without any of the others but the kind of noise.
+    """
 
     variant: str = "vanilla"
     family: Family = Family()
@@ -64,7 +67,7 @@ class Recipe(NamedTuple):
     noise_kind: str = "gaussian"
 
 
-VANILLA = Recipe()
+VANILLA, SCORE = Recipe(), "score"
 PRECONDITIONED = ("preconditioned", "aligned preconditioned")
 RECIPES = [
     Recipe(variant, Family(family, positive), optimiser, draws)
@@ -92,7 +95,17 @@ def make(name, recipe=VANILLA, num_rows=40, steps=6, sampling_prob=0.25, clip_no
     whole = schema.held_as_counts(num_rows) or recipe.noise_kind == "laplace"
     limit = None if whole else default_batch_limit(num_rows, sampling_prob)
     plan = Plan(num_rows, steps, sampling_prob, clip_norm, noise_multiplier, limit, recipe.noise_kind)
+    if recipe.variant == SCORE:
+        return plan, score.query(model, plan, simple_scores(model)), rows
     return plan, elbo.query(model, plan, simple_settings(model, recipe)), rows
+
+
+def simple_scores(model):
+    """Settings of a score query that any model can run with: information that grows with z."""
+    dim = model.dim
+    size = np.full(dim, 0.5), np.full(dim, 0.8), np.tile(np.linspace(-0.5, 0.5, 1 + 2 * dim), (dim, 1))
+    known = score.Information(*size, np.full(dim, -3.0), np.full(dim, 3.0))
+    return score.Settings(np.linspace(-0.2, 0.3, dim), known, np.full(dim, 0.7), 0.1, 0.01, 0.5, {})
 
 
 def first_question(query, key=None):
@@ -104,6 +117,7 @@ def first_question(query, key=None):
 EVERY = [(name, VANILLA) for name in MODELS] + [("logistic", recipe) for recipe in RECIPES]
 EVERY += [(name, Recipe(variant)) for name in ("gaussian", "beta-bernoulli") for variant in elbo.VARIANTS]
 EVERY += [("network", Recipe("aligned")), ("network", Recipe(draws=1))]
+EVERY += [(name, Recipe(SCORE, draws=1)) for name in ("gaussian", "poisson", "beta-bernoulli", "network")]
 EVERY += [  # of several draws, aligned answers would have the noise of a sum: not Laplace
     ("logistic", Recipe("preconditioned", noise_kind="laplace")),
     ("beta-bernoulli", Recipe(noise_kind="laplace")),
@@ -120,3 +134,8 @@ def title(name, recipe):
 
 
 every = pytest.mark.parametrize(("name", "recipe"), EVERY, ids=[title(*pair) for pair in EVERY])
+of_elbo = pytest.mark.parametrize(
+    ("name", "recipe"),
+    [pair for pair in EVERY if pair[1].variant != SCORE],
+    ids=[title(*pair) for pair in EVERY if pair[1].variant != SCORE],
+)

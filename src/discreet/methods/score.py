@@ -2,7 +2,7 @@
 
 No variational family is needed. Every coordinate of a whitened answer is about one in size whatever z is, so that one
 public clip norm serves all of a run, and a natural step closes the same share of every distance. The trace is that of
-a dense quadratic, y = κA(z − z*), and A is expected to be N times the information at z, plus the prior's precision.
+a dense quadratic, y = κA(z − z*), and A is expected to be N times the information there, plus the prior's precision.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,10 +22,10 @@ RIDGE = 1.0
 
 
 class Information(NamedTuple):
-    """Fisher information of one row at z, in public: D(z)·correlation·D(z), D diagonal, found by simulation.
+    """The diagonal of a row's Fisher information as a function of z, in public, found by simulation.
 
-    log D² is a quadratic in (z − centre) / unit without mixed terms, `coefficients` (d, 1 + 2d): constant, linear,
-    square; it stays within `low` and `high`, (d,), as far as simulations reach.
+    Its logarithm is a quadratic in (z − centre) / unit without mixed terms, `coefficients` (d, 1 + 2d): constant,
+    linear, square; it stays within `low` and `high`, (d,), as far as simulations reach.
     """
 
     centre: Numbers
@@ -33,26 +33,22 @@ class Information(NamedTuple):
     coefficients: Numbers
     low: Numbers
     high: Numbers
-    correlation: Numbers
 
-    def diagonal(self, z: Any, xp: Any = jnp) -> Any:
-        """D(z)²."""
+    def at(self, z: Any, xp: Any = jnp) -> Any:
+        """The diagonal at z, (d,)."""
         moved = (z - self.centre) / self.unit
         log = self.coefficients @ xp.concatenate([xp.ones(1), moved, moved**2])
         return xp.exp(xp.clip(log, self.low, self.high))
-
-    def matrix(self, z: np.ndarray) -> np.ndarray:
-        """All of it."""
-        sd = np.sqrt(self.diagonal(z, np))
-        return np.asarray(self.correlation) * np.outer(sd, sd)
 
 
 class Settings(NamedTuple):
     """The public choices of a run.
 
-    `start` is z₀. A step is in units of 1/√(D² + `prior_precision`/N), coordinate by coordinate. Its first closes the
-    share `first` of any distance; the share falls geometrically to `last` in the first `falling` of all steps, and
-    stays there. No step is longer than `longest` units.
+    `start` is z₀. A step is in units of 1/√(information + `prior_precision`/N), coordinate by coordinate. Its first
+    closes the share `first` of any distance; the share falls geometrically to `last` in the first `falling` of all
+    steps, and stays there. No step is longer than `longest` units, and none leaves the box of `reach` prior sds around
+    the start: a variance would follow the residuals of coefficients that have not arrived. `sample` are public columns
+    whose law the covariates are known to follow ({} where there are none): it is needed when the trace is read.
     """
 
     start: np.ndarray
@@ -61,7 +57,9 @@ class Settings(NamedTuple):
     first: float
     last: float
     falling: float
+    sample: Mapping[str, np.ndarray]
     longest: float = 0.5
+    reach: float = 6.0
 
 
 class Constants(NamedTuple):
@@ -73,6 +71,7 @@ class Constants(NamedTuple):
     last: Array
     falling: Array
     longest: Array
+    reach: Array
     num_rows: Array
     sampling_prob: Array
     steps: Array
@@ -82,6 +81,7 @@ class State(NamedTuple):
     """The iterate, the number of steps that were taken, and what stays."""
 
     z: Array
+    start: Array
     step: Array
     constants: Constants
 
@@ -99,14 +99,15 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
     The trace is of κ·∇(−log p(z, rows)), against z.
     """
     check(model, settings)
-    numbers = (settings.first, settings.last, settings.falling, settings.longest)
+    numbers = (settings.first, settings.last, settings.falling, settings.longest, settings.reach)
     public = (plan.num_rows, plan.sampling_prob, plan.steps)
 
     def init(key):
         del key
         known = Information(*(jnp.asarray(part, float) for part in settings.information))
         values = (jnp.asarray(number, float) for number in (settings.prior_precision, *numbers, *public))
-        return State(jnp.asarray(settings.start, float), jnp.zeros(()), Constants(known, *values))
+        start = jnp.asarray(settings.start, float)
+        return State(start, start, jnp.zeros(()), Constants(known, *values))
 
     return _functions(model)._replace(init=init, settings=describe(settings))
 
@@ -127,8 +128,9 @@ def _functions(model: Model) -> Query:
         gradient = answer / question.factor - fixed.sampling_prob * jax.grad(model.log_prior)(state.z)
         whitened = _share(fixed, state.step) * question.factor * gradient / (fixed.sampling_prob * fixed.num_rows)
         short = jnp.minimum(1.0, fixed.longest / jnp.maximum(jnp.linalg.norm(whitened), 1e-300))
-        moved = state.z - question.factor * whitened * short
-        return State(moved, state.step + 1, fixed), Point(state.z, state.z, gradient, 1 / question.factor)
+        box = fixed.reach / jnp.sqrt(fixed.prior_precision)
+        moved = jnp.clip(state.z - question.factor * whitened * short, state.start - box, state.start + box)
+        return State(moved, state.start, state.step + 1, fixed), Point(state.z, state.z, gradient, 1 / question.factor)
 
     return Query(
         init=lambda key: None,
@@ -145,7 +147,7 @@ def _functions(model: Model) -> Query:
 
 
 def _factor(constants: Constants, z: Array) -> Array:
-    return (constants.information.diagonal(z) + constants.prior_precision / constants.num_rows) ** -0.5
+    return (constants.information.at(z) + constants.prior_precision / constants.num_rows) ** -0.5
 
 
 def _share(constants: Constants, step: Array) -> Array:
@@ -164,38 +166,48 @@ def _products(model: Model, row_value: Callable) -> Products | None:
 
     def spread(question):
         nowhere = jnp.zeros((1, model.dim))
-        return Spread(question.z, nowhere, nowhere, jnp.ones(model.dim), question.factor)
+        return Spread(question.z, nowhere, nowhere, jnp.ones(model.dim), jnp.tile(question.factor, 2))
 
     return Products(row_value, "aligned", model.dim, 1, likelihood.predictors, likelihood.features, slopes, spread)
 
 
-def fit_information(z: np.ndarray, information: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> Information:
-    """The `Information` that describes matrices (tables, d, d) found at z (tables, d), by ridge regression of the
-    logarithms of their diagonals; the correlation is their average.
-    """
-    diagonal = np.diagonal(information, axis1=1, axis2=2)
-    log = np.log(np.maximum(diagonal, 1e-9 * np.median(diagonal, axis=0)))
-    moved = (z - centre) / unit
+def fit_information(z: np.ndarray, diagonal: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> Information:
+    """The `Information` that describes diagonals (tables, d) found at z (tables, d), by ridge regression."""
+    typical = np.median(diagonal, axis=0)
+    if not (typical > 0).all():
+        raise ValueError("rows simulated from the prior have no finite gradient: check the model, or give choice=")
+    log, moved = np.log(np.maximum(diagonal, 1e-9 * typical)), (z - centre) / unit
     design = np.concatenate([np.ones((len(z), 1)), moved, moved**2], axis=1)
     penalty = RIDGE * np.eye(design.shape[1])
     penalty[0, 0] = 0.0
     coefficients = np.linalg.solve(design.T @ design + penalty, design.T @ log).T
-    sd = np.sqrt(np.maximum(diagonal, 1e-300))
-    correlation = (information / (sd[:, :, None] * sd[:, None, :])).mean(0)
     low, high = np.quantile(log, [0.01, 0.99], axis=0)
-    return Information(centre, unit, coefficients, low, high, correlation)
+    return Information(centre, unit, coefficients, low, high)
 
 
 def describe(settings: Settings) -> dict[str, Any]:
     """Plain values of the settings, for the release."""
-    known = {name: np.asarray(part).tolist() for name, part in settings.information._asdict().items()}
-    vectors = {name: np.asarray(getattr(settings, name)).tolist() for name in ("start", "prior_precision")}
-    return {"method": "score", **settings._asdict(), **vectors, "information": known}
+    plain = {name: _plain(value) for name, value in settings._asdict().items()}
+    return {"method": "score", **plain, "information": _plain(settings.information._asdict())}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    return np.asarray(value).tolist() if isinstance(value, np.ndarray | Array) else value
 
 
 def described_information(settings: Mapping[str, Any]) -> Information:
     """The `Information` that `describe` wrote into a release."""
     return Information(**{name: np.asarray(part) for name, part in settings["information"].items()})
+
+
+def described(settings: Mapping[str, Any]) -> Settings:
+    """The settings that `describe` wrote into a release."""
+    known = {name: settings[name] for name in Settings._fields}
+    vectors = {name: np.asarray(known[name]) for name in ("start", "prior_precision")}
+    sample = {name: np.asarray(column) for name, column in known["sample"].items()}
+    return Settings(**{**known, **vectors, "sample": sample, "information": described_information(settings)})
 
 
 def check(model: Model, settings: Settings) -> None:

@@ -9,11 +9,12 @@ from scipy import stats
 from discreet.model import Model
 from discreet.planner.gradients import choose
 from discreet.planner.prior_rows import Choice, PriorRows, simulate_rows, varied_column
+from discreet.planner.score import choose_score
 from discreet.planner.sites import choose_sites
 from discreet.schema import Schema
 
 SELDOM = 1e-24
-METHODS: dict[str, Callable[..., Choice]] = {"dpvi": choose, "sep": choose_sites}
+METHODS: dict[str, Callable[..., Choice]] = {"dpvi": choose, "sep": choose_sites, "score": choose_score}
 """By the name of a method, what makes its public choices."""
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Choice",
     "PriorRows",
     "choose",
+    "choose_score",
     "choose_sites",
     "of_method",
     "roomy",

@@ -1,16 +1,17 @@
 """What rows look like before any data is seen, by simulation from the prior, and what every choice has in common."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from discreet.accounting import calibrate
-from discreet.methods import elbo, sep
+from discreet.methods import elbo, score, sep
 from discreet.model import Model, prior_moments, simulate_table
 from discreet.plan import Plan, default_batch_limit
 from discreet.posterior import full
-from discreet.posterior.reading import SITES
+from discreet.posterior.reading import SCORES, SITES
 from discreet.schema import Categorical, Numeric, Schema
 
 TABLES, ROWS_PER_TABLE = 64, 512
@@ -21,17 +22,23 @@ UNIT_SEED = 4
 
 
 class Choice(NamedTuple):
-    """A plan, what is asked under it, what is known of each parameter in public, and the reasons."""
+    """A plan, what is asked under it, what is known of each parameter in public, and the reasons.
+
+    `predicted` is how many times as wide as without privacy the posterior is expected to be, if that is known.
+    """
 
     plan: Plan
-    settings: elbo.Settings | sep.Settings
+    settings: elbo.Settings | sep.Settings | score.Settings
     prior: full.Prior
     reasons: tuple[str, ...]
+    predicted: float | None = None
 
     @property
     def family(self) -> str:
-        """The name of the variational family, or that rows answer with sites."""
-        return SITES if isinstance(self.settings, sep.Settings) else self.settings.family.name
+        """The name of the variational family, or that rows answer with sites or scores."""
+        if isinstance(self.settings, elbo.Settings):
+            return self.settings.family.name
+        return SITES if isinstance(self.settings, sep.Settings) else SCORES
 
     def facts(self) -> dict:
         """What a release should say about the choice, as plain values."""
@@ -48,22 +55,37 @@ class PriorRows(NamedTuple):
     gradients: np.ndarray
 
 
-def simulate_rows(model: Model, schema: Schema, seed: int = 0) -> PriorRows:
-    """Rows drawn from the prior predictive, `ROWS_PER_TABLE` for each of `TABLES` prior draws."""
+def simulate_rows(
+    model: Model,
+    schema: Schema,
+    seed: int = 0,
+    *,
+    tables: int = TABLES,
+    rows: int = ROWS_PER_TABLE,
+    sample: Mapping[str, np.ndarray] | None = None,
+) -> PriorRows:
+    """Rows drawn from the prior predictive, `rows` for each of `tables` prior draws.
+
+    Covariates are those of a public `sample` of encoded columns, or made up for each table within what is declared.
+    """
     rng = np.random.default_rng(seed)
-    shaped = {column.name: varied_column(rng, column) for column in schema.columns}
-    keys = jax.random.split(jax.random.key(seed), TABLES)
+    shape = tables, rows
+    shaped = {column.name: varied_column(rng, column, *shape) for column in schema.columns}
+    if sample:
+        places = rng.integers(0, len(next(iter(sample.values()))), shape)
+        shaped |= {name: np.asarray(column)[places] for name, column in sample.items()}
+    keys = jax.random.split(jax.random.key(seed), tables)
 
     def table(key, rows):
         z, rows = simulate_table(model, key, rows)
         return z, rows, jax.vmap(lambda row: jax.grad(model.log_likelihood)(z, row))(rows)
 
     with jax.enable_x64(True):
-        z, rows, gradients = jax.jit(jax.vmap(table))(keys, shaped)
-    rows = {name: np.asarray(values) for name, values in rows.items()}
+        z, made, gradients = jax.jit(jax.vmap(table))(keys, shaped)
+    made = {name: np.asarray(values) for name, values in made.items()}
     for name in model.outcome:
-        _check_outcome(schema[name], rows[name])
-    return PriorRows(np.asarray(z), rows, by_unit(schema, np.asarray(gradients)))
+        _check_outcome(schema[name], made[name])
+    return PriorRows(np.asarray(z), made, by_unit(schema, np.asarray(gradients)))
 
 
 def _check_outcome(column: Numeric | Categorical, values: np.ndarray) -> None:
@@ -81,16 +103,18 @@ def _check_outcome(column: Numeric | Categorical, values: np.ndarray) -> None:
         )
 
 
-def varied_column(rng: np.random.Generator, column: Numeric | Categorical) -> np.ndarray:
-    """Values of one column in each of `TABLES` tables, each table with its own made-up distribution.
+def varied_column(
+    rng: np.random.Generator, column: Numeric | Categorical, tables: int = TABLES, rows: int = ROWS_PER_TABLE
+) -> np.ndarray:
+    """Values of one column in each table, each table with its own made-up distribution.
 
     Real columns seldom fill their bounds evenly; a plan made for uniform ones would clip them.
     """
     if isinstance(column, Categorical):
-        shares = rng.dirichlet(np.ones(len(column.levels)), TABLES)
-        return np.stack([rng.choice(len(column.levels), ROWS_PER_TABLE, p=share) for share in shares]).astype(np.int32)
-    mean, size = rng.uniform(0.05, 0.95, (TABLES, 1)), rng.uniform(1, 8, (TABLES, 1))
-    share = rng.beta(mean * size, (1 - mean) * size, (TABLES, ROWS_PER_TABLE))
+        shares = rng.dirichlet(np.ones(len(column.levels)), tables)
+        return np.stack([rng.choice(len(column.levels), rows, p=share) for share in shares]).astype(np.int32)
+    mean, size = rng.uniform(0.05, 0.95, (tables, 1)), rng.uniform(1, 8, (tables, 1))
+    share = rng.beta(mean * size, (1 - mean) * size, (tables, rows))
     values = column.low + (column.high - column.low) * share
     return np.round(values) if column.integer else values
 

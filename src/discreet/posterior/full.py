@@ -24,6 +24,7 @@ from discreet.release import Release
 
 MOST_PARAMETERS = 100
 FACTORS = 2.0 ** np.arange(-5, 3)
+ERRORS = ((1.0, 0.9), (3.0, 0.1))
 CHAINS, WARM_UP, MOST_WORK = 100, 60, 400
 SMALLEST, AT_ONCE, OFF_EDGE = 1e-6, 2**22, 0.1
 
@@ -33,13 +34,15 @@ class Prior(NamedTuple):
 
     `curvature` (d,) is A's diagonal where covariates fill their bounds; its size and A's other entries are unknown.
     With `curvature_cov` (m, m) the covariates' law is known, too: the m = d(d + 1) / 2 entries of A's upper triangle,
-    in the order of `numpy.triu_indices`, have that covariance around those of `curvature` (d, d).
+    in the order of `numpy.triu_indices`, have that covariance around those of `curvature` (d, d). With `error` each
+    entry has an sd of that share of its row's and column's size instead, or, one to nine, of three times as much.
     """
 
     mean: np.ndarray
     sd: np.ndarray
     curvature: np.ndarray
     curvature_cov: np.ndarray | None = None
+    error: float | None = None
 
 
 class Draws(NamedTuple):
@@ -51,11 +54,12 @@ class Draws(NamedTuple):
 
 
 class Belief(NamedTuple):
-    """What is known in public of the upper triangle of A: Gaussian with this centre and precision."""
+    """What is known in public of the upper triangle of A: Gaussian with this centre and precision, and how likely."""
 
     centre: np.ndarray
     precision: np.ndarray
     log_det: float
+    odds: float = 1.0
 
 
 class Entries(NamedTuple):
@@ -123,7 +127,7 @@ def draw(
     """
     dim = len(variance)
     found = [_given(*slopes, belief) for belief in known]
-    evidence = np.array([entries.log_evidence for entries in found])
+    evidence = np.array([np.log(belief.odds) + one.log_evidence for belief, one in zip(known, found, strict=True)])
     weights = np.exp(evidence - evidence.max())
     chains = rng.multinomial(min(draws, CHAINS), weights / weights.sum())
     count = min(draws, -(-draws * MOST_WORK // dim**2))
@@ -140,7 +144,8 @@ def draw(
 
 
 def beliefs(prior: Prior) -> list[Belief]:
-    """One belief where the covariates' law is known, else one for each factor that the expected diagonal may be off by.
+    """One belief where the law of A is known, else one for each size that its errors may have, or for each factor that
+    the expected diagonal may be off by.
 
     Parameters are in units of their sds. Where only a diagonal is expected, they may be as correlated as can be.
     """
@@ -150,12 +155,16 @@ def beliefs(prior: Prior) -> list[Belief]:
         factor = linalg.cholesky(prior.curvature_cov * np.outer(units, units), lower=True)
         precision = linalg.cho_solve((factor, True), np.eye(len(units)))
         return [Belief(prior.curvature[upper] * units, precision, -2 * float(np.log(np.diag(factor)).sum()))]
-    expected = prior.curvature * prior.sd**2
+    error = prior.error
+    expected = (prior.curvature if error is None else np.diag(prior.curvature)) * prior.sd**2
     spread = np.sqrt(np.outer(expected, expected))[upper]
-    return [
-        Belief(f * np.diag(expected)[upper], np.diag((f * spread) ** -2.0), -2 * float(np.log(f * spread).sum()))
-        for f in FACTORS
-    ]
+    if error is None:
+        return [_independent(f * np.diag(expected)[upper], f * spread) for f in FACTORS]
+    return [_independent(prior.curvature[upper] * units, f * error * spread, odds) for f, odds in ERRORS]
+
+
+def _independent(centre: np.ndarray, sd: np.ndarray, odds: float = 1.0) -> Belief:
+    return Belief(centre, np.diag(sd**-2.0), -2 * float(np.log(sd).sum()), odds)
 
 
 def _slopes(sums: Sums, rate: float, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

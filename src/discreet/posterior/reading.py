@@ -7,7 +7,7 @@ import numpy as np
 from discreet.accounting import Guarantee
 from discreet.methods.elbo import described_family
 from discreet.model import Model
-from discreet.posterior import averaging, clip_bias, diagnostics, exact, full, laplace, naive, nuts, sep
+from discreet.posterior import averaging, clip_bias, diagnostics, exact, full, laplace, naive, nuts, score, sep
 from discreet.posterior.sums import noise_changes
 from discreet.posterior.trace import TraceError, tail
 from discreet.posterior.trace_model import BurnIn, Solution, Subsampling, TracePrior, check_choices, trace_model
@@ -17,7 +17,7 @@ from discreet.schema import Schema
 
 Reading = Literal["noise-aware", "iterate average", "last iterate"]
 Solver = Literal["full", "exact", "nuts", "laplace"]
-SITES = "sites"
+SITES, SCORES = "sites", "scores"
 DIAGONAL = {"exact": exact.solve, "nuts": nuts.solve, "laplace": laplace.solve}
 _NO_DIAGONAL = (
     "solver='{}' has a diagonal curvature, and the scales of a {} family have none: keep the trace and use "
@@ -57,9 +57,9 @@ def read(
     Noise-aware readings solve the trace model as `options` say. The iterate average is DPVIm's: converged tails, with
     the noise left in their means.
     """
-    of_sites = release.settings.get("method") == "sep"
-    check_reading(how, options, SITES if of_sites else described_family(release.settings).name)
-    meaning = _of_sites if of_sites else _of_gradients
+    of_other = {"sep": (SITES, _of_sites), "score": (SCORES, _of_scores)}
+    family, meaning = of_other.get(release.settings.get("method", ""), (None, _of_gradients))
+    check_reading(how, options, family or described_family(release.settings).name)
     method, z, said, facts = meaning(np.random.default_rng(), release, model, how, options, draws)
     if schema is not None and model.simulate is not None:
         bias = clip_bias.clip_bias(model, schema, release, z)
@@ -78,7 +78,7 @@ def read(
 def check_reading(how: str, options: Options = DEFAULTS, family: str = "mean-field") -> None:
     """Refuse a reading that is not one, or that the family has no use for, before anything is spent on it.
 
-    `family` is the name of the variational family, or `SITES`.
+    `family` is the name of the variational family, or `SITES`, or `SCORES`.
     """
     if how not in get_args(Reading):
         raise ValueError(f"reading={how!r} must be one of {', '.join(get_args(Reading))}")
@@ -91,6 +91,13 @@ def check_reading(how: str, options: Options = DEFAULTS, family: str = "mean-fie
     if family == SITES and (how == "iterate average" or options.solver in DIAGONAL or options.prior is not None):
         asked = how if how == "iterate average" else f"solver={options.solver!r}, prior={options.prior!r}"
         raise ValueError(f"sites are read noise-aware by solver='full', or as their last iterate; not with {asked}")
+    if family == SCORES and (how != "noise-aware" or options.solver in DIAGONAL or options.prior is not None):
+        asked = how if how != "noise-aware" else f"solver={options.solver!r}, prior={options.prior!r}"
+        raise ValueError(f"scores are read noise-aware by solver='full', which knows their curvature; not with {asked}")
+    if family == SCORES and options.burn_in == "converged":
+        raise ValueError(
+            "burn_in='converged': scores are read from where their steps have fallen; give a share of them"
+        )
     if options.solver in DIAGONAL and family not in ("mean-field", SITES):
         raise ValueError(_NO_DIAGONAL.format(options.solver, family))
     check_choices(options.burn_in, options.prior or "H.3", options.subsampling)
@@ -140,7 +147,8 @@ def public_prior(release: Release) -> full.Prior:
     """What the release says was known of each parameter before any row was asked."""
     if "prior" not in release.settings:
         raise ValueError("this release does not say what its prior was: read it with posterior.full or posterior.exact")
-    return full.Prior(**{name: np.asarray(values) for name, values in release.settings["prior"].items()})
+    known: dict[str, Any] = {name: np.asarray(values) for name, values in release.settings["prior"].items()}
+    return full.Prior(**known)
 
 
 def around_locations(rng: np.random.Generator, found: Solution, prior_sd: np.ndarray) -> np.ndarray:
@@ -184,6 +192,14 @@ def _of_sites(rng, release: Release, model: Model, how: Reading, options: Option
         found = sep.solve(rng, release, draws, prior=prior, **read_as)
         method, z, said = "DP-SEP, noise-aware", found.z, of_solver(found.report)
     return _Meaning(method, z, said + _far(z.mean(0), prior, model), {})
+
+
+def _of_scores(rng, release: Release, model: Model, how: Reading, options: Options, draws: int) -> _Meaning:
+    del how
+    prior, burn_in = public_prior(release), options.burn_in
+    given = None if burn_in == DEFAULTS.burn_in or isinstance(burn_in, str) else burn_in
+    found = score.solve(rng, release, model, prior, draws, burn_in=given, subsampling=options.subsampling)
+    return _Meaning("score, noise-aware", found.z, of_solver(found.report) + _far(found.z.mean(0), prior, model), {})
 
 
 def _noise_aware(rng, release: Release, model: Model, options: Options, draws: int) -> tuple[str, np.ndarray, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 from discreet.release import Blocks, Release
 
 FEWEST_STEPS = 10
-METHODS = (None, "elbo", "sep")
+METHODS = (None, "elbo", "sep", "score")
 
 
 class TraceError(ValueError):
@@ -81,9 +81,7 @@ def check_release(release: Release) -> None:
         raise TraceError(f"a {type(release).__name__} is not a release: load one with Release.load")
     method = release.settings.get("method")
     if method not in METHODS:
-        raise TraceError(
-            f"this is a release of method {method!r}: the trace model holds for gradients and sites (elbo, sep)"
-        )
+        raise TraceError(f"this is a release of method {method!r}: the trace model holds for elbo, score and sep")
     if not np.size(release.blocks.weight):
         raise TraceError("this release has no answers: its blocks are empty")
 

@@ -1,0 +1,133 @@
+"""The public choices of the score, by simulation from the prior and, if there is one, a public sample of covariates."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from discreet.methods import score
+from discreet.model import Model, prior_moments
+from discreet.plan import Plan
+from discreet.planner.prior_rows import STEPS, TABLES_HELD, Choice, plan_for, reasons_of, simulate_rows
+from discreet.posterior import full
+from discreet.schema import Schema
+
+TABLES, ROWS = 256, 1024
+SHORTEST, CANDIDATES, BIAS_WEIGHT = 0.5, 32, 4.0
+WANDER, WANDER_EACH, EARLY, LARGEST_LAST, LARGEST_FIRST = 0.2, 0.1, 6.0, 0.005, 0.1
+FALLING, ARRIVED, SETTLING, SLOWEST = (0.2, 0.5), 0.01, 1.5, 0.35
+KEPT = 1000
+
+
+def choose_score(
+    model: Model,
+    schema: Schema,
+    num_rows: int,
+    epsilon: float,
+    delta: float,
+    *,
+    steps: int = STEPS,
+    covariates: Mapping[str, np.ndarray] | None = None,
+) -> Choice:
+    """κ = .1 or a batch of 1000, whichever is smaller, and 10⁴ steps; everything else by simulation.
+
+    `covariates` is a public sample of encoded columns, of any length, whose law the table's rows are known to follow;
+    a model without covariates needs none. A model is refused if in some direction its rows tell much less than in any
+    coordinate: rows are whitened coordinate by coordinate, and there noise would be too loud to be called a line.
+
+    The information of a row is found as a function of z, from rows simulated at prior draws. The clip norm is the one
+    with the narrowest posterior to expect, bias counted double. The last steps are so short that iterates wander less
+    than a fifth of a unit (in which a row's answer is about one in each coordinate): wandering bends what is read as a
+    line, and inflates variances.
+    """
+    sample = _sample(model, covariates)
+    simulated = simulate_rows(model, schema, tables=TABLES, rows=ROWS, sample=sample)
+    mean, sd = prior_moments(model)
+    gradients = np.nan_to_num(simulated.gradients, posinf=0, neginf=0)
+    information = score.fit_information(simulated.z, (gradients**2).mean(1), mean, sd)
+    units = np.stack([information.at(z, np) for z in simulated.z]) + sd**-2 / num_rows
+    answers = gradients / np.sqrt(units)[:, None]
+    plan = plan_for(schema, num_rows, steps, epsilon, delta)
+    plan = replace(plan, clip_norm=_clip_norm(plan, answers))
+    distance = np.median(np.abs(simulated.z - mean).max(1) * np.sqrt(units).max(1))
+    first, last, falling = _schedule(plan, answers, distance)
+    width = np.sqrt(num_rows * np.median(_variance(plan, answers, plan.clip_norm, falling)[0].mean(1)))
+    settings = score.Settings(mean, information, sd**-2, first, last, falling, sample)
+    prior = full.Prior(mean, sd, num_rows * information.at(mean, np) + sd**-2)
+    reasons = (
+        f"clip_norm {plan.clip_norm:.4g} whitened units: the narrowest posterior to expect, {width:.3g} times as wide "
+        "as without privacy",
+        f"steps close {first:.3g} of a distance at first and {last:.3g} after {falling:.0%}: iterates arrive, and then "
+        f"wander less than {WANDER:g} units",
+    )
+    return Choice(plan, settings, prior, (*reasons_of(plan), *reasons), float(width))
+
+
+def _sample(model: Model, covariates: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    """What of the public sample a release keeps: some rows of the covariates; nothing where there are none."""
+    wanted = [name for name in model.columns if name not in model.outcome]
+    if wanted and covariates is None:
+        raise ValueError(
+            f"scores need the law of the covariates {wanted}: give planner.choose_score a public sample of them, "
+            "covariates={name: encoded values}, or choose method='dpvi'"
+        )
+    missing = [name for name in wanted if name not in (covariates or {})]
+    if missing:
+        raise ValueError(f"the public sample of covariates lacks {missing}: give every covariate of the model")
+    return {name: np.asarray((covariates or {})[name])[:KEPT] for name in wanted}
+
+
+def _slowest(answers: np.ndarray) -> float:
+    """How much rows tell in the direction in which they tell least, in a typical table; in a coordinate it is one."""
+    each = np.einsum("tri,trj->tij", answers, answers) / answers.shape[1]
+    slowest = float(np.median(np.linalg.eigvalsh(each)[:, 0]))
+    if slowest < SLOWEST:
+        raise ValueError(
+            f"in some direction rows tell {slowest:.2g} of what they tell in a coordinate, less than {SLOWEST}: scores "
+            "are whitened coordinate by coordinate, and this model needs more; choose method='dpvi'"
+        )
+    return slowest
+
+
+def _clip_norm(plan: Plan, answers: np.ndarray) -> float:
+    """The clip norm of least variance and bias, which counts double. The worst fifth of tables does not count."""
+    norms = np.linalg.norm(answers, axis=-1)
+
+    def loss(clip_norm):
+        variance, bias = _variance(plan, answers, clip_norm, FALLING[1])
+        return np.quantile((variance + BIAS_WEIGHT * bias**2).mean(1), TABLES_HELD)
+
+    typical = np.quantile(np.quantile(norms, SHORTEST, axis=1), TABLES_HELD)
+    longest = max(typical, np.quantile(norms.max(1), TABLES_HELD))
+    return float(f"{min(np.geomspace(typical, 1.2 * longest, CANDIDATES), key=loss):.4g}")
+
+
+def _variance(plan: Plan, answers: np.ndarray, clip_norm: float, falling: float) -> tuple[np.ndarray, np.ndarray]:
+    """The posterior's variance to expect in each table, and the bias of its mean, in whitened units (tables, d).
+
+    The variance is 1/(N·s) + noise/s², where s is how much of a change clipped answers show. Bias is what clipping
+    takes from the mean answer.
+    """
+    kept = np.minimum(1, clip_norm / np.maximum(np.linalg.norm(answers, axis=-1), 1e-300))[..., None]
+    seen = (kept * answers**2).mean(1) / np.maximum((answers**2).mean(1), 1e-300)
+    noise = plan.noise_multiplier * clip_norm / (plan.sampling_prob * plan.num_rows)
+    variance = 1 / (plan.num_rows * seen) + noise**2 / ((1 - falling) * plan.steps) / seen**2
+    return variance, ((1 - kept) * answers).mean(1) / seen
+
+
+def _schedule(plan: Plan, answers: np.ndarray, distance: float) -> tuple[float, float, float]:
+    """Shares of a distance that the first and the last steps close, and the share of the steps that fall.
+
+    `distance` is how far the start may be in whitened units; it is closed in the slowest direction of a typical table.
+    Shares fall so slowly that iterates keep up with them.
+    """
+    dim, slowest = answers.shape[2], _slowest(answers)
+    noise = max(plan.noise_std / (plan.sampling_prob * plan.num_rows), 1e-300)
+    wander = min(WANDER_EACH, WANDER / np.sqrt(dim))
+    last = min(LARGEST_LAST, 2 * (wander / noise) ** 2)
+    first = max(last, min(LARGEST_FIRST, 2 * (EARLY * wander / noise) ** 2))
+    fall = np.log(first / last)
+    closing = (first - last) / fall if fall > 0 else last
+    steps = np.log(max(distance / (ARRIVED * wander), 2)) / (closing * slowest)
+    needed = max(steps, fall / (SETTLING * last))
+    return first, last, float(np.clip(needed / plan.steps, *FALLING))
