@@ -10,7 +10,7 @@ from pyarrow import parquet
 from discreet import table as tables
 from discreet.families.glm import glm
 from discreet.mechanism import loop, noise
-from discreet.mechanism.rows import encode, store
+from discreet.mechanism.rows import encode, read_batches, store, unpacked
 from discreet.methods import elbo
 from discreet.plan import Plan
 from discreet.schema import Categorical, Numeric, Schema, SchemaError, Unit
@@ -130,6 +130,18 @@ def test_a_release_does_not_depend_on_where_rows_are(tmp_path, fused):
         for rows in (encode(path, schema), encode(tmp_path / "rows", schema))
     )
     np.testing.assert_allclose(here.last, there.last, rtol=1e-12)
+
+
+@pytest.mark.parametrize("left_out", MIXED.names)
+def test_a_schema_of_fewer_columns_picks_its_own_from_the_files(tmp_path, left_out):
+    path, names = written(tmp_path / "people.parquet"), [name for name in MIXED.names if name != left_out]
+    encode(path, MIXED, tmp_path / "rows")
+    schema, indices = MIXED.select(names), np.array([[3, 999, 0, 41]])
+    here, there = encode(path, schema), encode(tmp_path / "rows", schema)
+    picked = unpacked(read_batches(there, indices))
+    assert set(picked) == set(names)
+    for name in names:
+        np.testing.assert_array_equal(picked[name], here._columns[name][indices])
 
 
 def test_files_of_rows_are_their_owners_alone(tmp_path):
