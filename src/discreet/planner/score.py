@@ -8,12 +8,12 @@ import numpy as np
 from discreet.methods import score
 from discreet.model import Model, prior_moments
 from discreet.plan import Plan
-from discreet.planner.prior_rows import STEPS, TABLES_HELD, Choice, plan_for, reasons_of, simulate_rows
+from discreet.planner.prior_rows import STEPS, Choice, plan_for, reasons_of, simulate_rows
 from discreet.posterior import full
 from discreet.schema import Schema
 
 TABLES, ROWS = 256, 1024
-SHORTEST, CANDIDATES, BIAS_WEIGHT = 0.5, 32, 4.0
+SHORTEST, CANDIDATES, BIAS_WEIGHT, HELD = 0.5, 32, 4.0, 0.98
 WANDER, WANDER_EACH, EARLY, LARGEST_LAST, LARGEST_FIRST = 0.2, 0.1, 6.0, 0.005, 0.1
 FALLING, ARRIVED, SETTLING, SLOWEST = (0.2, 0.5), 0.01, 1.5, 0.35
 KEPT = 1000
@@ -51,7 +51,7 @@ def choose_score(
     plan = replace(plan, clip_norm=_clip_norm(plan, answers))
     distance = np.median(np.abs(simulated.z - mean).max(1) * np.sqrt(units).max(1))
     first, last, falling = _schedule(plan, answers, distance)
-    width = np.sqrt(num_rows * np.median(_variance(plan, answers, plan.clip_norm, falling)[0].mean(1)))
+    width = _width(plan, answers, sd**-2 / num_rows / units, falling)
     settings = score.Settings(mean, information, sd**-2, first, last, falling, sample)
     prior = full.Prior(mean, sd, num_rows * information.at(mean, np) + sd**-2)
     reasons = (
@@ -60,7 +60,7 @@ def choose_score(
         f"steps close {first:.3g} of a distance at first and {last:.3g} after {falling:.0%}: iterates arrive, and then "
         f"wander less than {WANDER:g} units",
     )
-    return Choice(plan, settings, prior, (*reasons_of(plan), *reasons), float(width))
+    return Choice(plan, settings, prior, (*reasons_of(plan), *reasons), width)
 
 
 def _sample(model: Model, covariates: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
@@ -90,15 +90,18 @@ def _slowest(answers: np.ndarray) -> float:
 
 
 def _clip_norm(plan: Plan, answers: np.ndarray) -> float:
-    """The clip norm of least variance and bias, which counts double. The worst fifth of tables does not count."""
+    """The clip norm of least variance and bias, which counts double, in all but the worst fiftieth of the tables.
+
+    Whitened answers are alike from table to table, so that holding nearly all of them costs little.
+    """
     norms = np.linalg.norm(answers, axis=-1)
 
     def loss(clip_norm):
         variance, bias = _variance(plan, answers, clip_norm, FALLING[1])
-        return np.quantile((variance + BIAS_WEIGHT * bias**2).mean(1), TABLES_HELD)
+        return np.quantile((variance + BIAS_WEIGHT * bias**2).mean(1), HELD)
 
-    typical = np.quantile(np.quantile(norms, SHORTEST, axis=1), TABLES_HELD)
-    longest = max(typical, np.quantile(norms.max(1), TABLES_HELD))
+    typical = np.median(np.quantile(norms, SHORTEST, axis=1))
+    longest = max(typical, np.quantile(norms.max(1), HELD))
     return float(f"{min(np.geomspace(typical, 1.2 * longest, CANDIDATES), key=loss):.4g}")
 
 
@@ -113,6 +116,21 @@ def _variance(plan: Plan, answers: np.ndarray, clip_norm: float, falling: float)
     noise = plan.noise_multiplier * clip_norm / (plan.sampling_prob * plan.num_rows)
     variance = 1 / (plan.num_rows * seen) + noise**2 / ((1 - falling) * plan.steps) / seen**2
     return variance, ((1 - kept) * answers).mean(1) / seen
+
+
+def _width(plan: Plan, answers: np.ndarray, prior: np.ndarray, falling: float) -> float:
+    """How many times as wide as without privacy the posterior is expected to be, on average over parameters.
+
+    `prior` (tables, d) is the prior's share of the curvature. As `_variance`, with all that coordinates share.
+    """
+    count, diagonal = answers.shape[1], prior[:, :, None] * np.eye(prior.shape[1])
+    kept = np.minimum(1, plan.clip_norm / np.maximum(np.linalg.norm(answers, axis=-1, keepdims=True), 1e-300))
+    seen, whole = (np.einsum("tri,trj->tij", part, answers) / count + diagonal for part in (kept * answers, answers))
+    inverse = np.linalg.inv((seen + np.swapaxes(seen, 1, 2)) / 2)
+    noise = (plan.noise_std / plan.sampling_prob) ** 2 / plan.num_rows / ((1 - falling) * plan.steps)
+    variance = np.diagonal(inverse + noise * inverse @ inverse, axis1=1, axis2=2)
+    without = np.diagonal(np.linalg.inv(whole), axis1=1, axis2=2)
+    return float(np.median(np.sqrt(variance / without).mean(1)))
 
 
 def _schedule(plan: Plan, answers: np.ndarray, distance: float) -> tuple[float, float, float]:
