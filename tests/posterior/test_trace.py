@@ -159,7 +159,7 @@ def test_a_release_of_gradients_is_accepted(release, method):
 def test_a_release_of_another_method_is_refused(release):
     """Answers to anything but gradients do not lie on a line."""
     foreign = replace(release, settings={"method": "statistics"})
-    with pytest.raises(TraceError, match=r"method 'statistics'.*gradients and sites"):
+    with pytest.raises(TraceError, match=r"method 'statistics'.*gradients, scores and sites"):
         tail(foreign)
 
 
