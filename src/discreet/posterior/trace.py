@@ -81,9 +81,7 @@ def check_release(release: Release) -> None:
         raise TraceError(f"a {type(release).__name__} is not a release: load one with Release.load")
     method = release.settings.get("method")
     if method not in METHODS:
-        raise TraceError(
-            f"this is a release of method {method!r}: the trace model is of gradients, scores and sites (elbo, score, sep)"
-        )
+        raise TraceError(f"this is a release of method {method!r}: the trace model is of gradients, scores and sites")
     if not np.size(release.blocks.weight):
         raise TraceError("this release has no answers: its blocks are empty")
 
