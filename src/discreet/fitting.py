@@ -111,9 +111,9 @@ def question(model: Model, schema: Schema, choice: planner.Choice) -> Query:
 
 def _keep(model: Model, choice: planner.Choice) -> str:
     """What a dense curvature needs of the trace: every point, or products of coordinates where points are too many."""
+    if isinstance(choice.settings, score.Settings):  # no other solver reads them, and their noise changes
+        return "trace"
     if isinstance(choice.settings, sep.Settings) or model.dim > full.MOST_PARAMETERS:
         return "blocks"
-    if isinstance(choice.settings, score.Settings):
-        return "trace"
     points = choice.plan.steps * 4 * choice.settings.family.size(model.dim)
     return "trace" if points <= MOST_POINTS else "cross"

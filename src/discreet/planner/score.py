@@ -97,7 +97,7 @@ def _clip_norm(plan: Plan, answers: np.ndarray) -> float:
     norms = np.linalg.norm(answers, axis=-1)
 
     def loss(clip_norm):
-        variance, bias = _variance(plan, answers, clip_norm, FALLING[1])
+        variance, bias = _variance(plan, answers, _kept(norms, clip_norm), clip_norm)
         return np.quantile((variance + BIAS_WEIGHT * bias**2).mean(1), HELD)
 
     typical = np.median(np.quantile(norms, SHORTEST, axis=1))
@@ -105,16 +105,20 @@ def _clip_norm(plan: Plan, answers: np.ndarray) -> float:
     return float(f"{min(np.geomspace(typical, 1.2 * longest, CANDIDATES), key=loss):.4g}")
 
 
-def _variance(plan: Plan, answers: np.ndarray, clip_norm: float, falling: float) -> tuple[np.ndarray, np.ndarray]:
+def _kept(norms: np.ndarray, clip_norm: float) -> np.ndarray:
+    """What the clip leaves of each answer, as a share."""
+    return np.minimum(1, clip_norm / np.maximum(norms, 1e-300))[..., None]
+
+
+def _variance(plan: Plan, answers: np.ndarray, kept: np.ndarray, clip_norm: float) -> tuple[np.ndarray, np.ndarray]:
     """The posterior's variance to expect in each table, and the bias of its mean, in whitened units (tables, d).
 
     The variance is 1/(N·s) + noise/s², where s is how much of a change clipped answers show. Bias is what clipping
-    takes from the mean answer.
+    takes from the mean answer. As many steps as can be are taken to fall.
     """
-    kept = np.minimum(1, clip_norm / np.maximum(np.linalg.norm(answers, axis=-1), 1e-300))[..., None]
     seen = (kept * answers**2).mean(1) / np.maximum((answers**2).mean(1), 1e-300)
     noise = plan.noise_multiplier * clip_norm / (plan.sampling_prob * plan.num_rows)
-    variance = 1 / (plan.num_rows * seen) + noise**2 / ((1 - falling) * plan.steps) / seen**2
+    variance = 1 / (plan.num_rows * seen) + noise**2 / ((1 - FALLING[1]) * plan.steps) / seen**2
     return variance, ((1 - kept) * answers).mean(1) / seen
 
 
@@ -124,7 +128,7 @@ def _width(plan: Plan, answers: np.ndarray, prior: np.ndarray, falling: float) -
     `prior` (tables, d) is the prior's share of the curvature. As `_variance`, with all that coordinates share.
     """
     count, diagonal = answers.shape[1], prior[:, :, None] * np.eye(prior.shape[1])
-    kept = np.minimum(1, plan.clip_norm / np.maximum(np.linalg.norm(answers, axis=-1, keepdims=True), 1e-300))
+    kept = _kept(np.linalg.norm(answers, axis=-1), plan.clip_norm)
     seen, whole = (np.einsum("tri,trj->tij", part, answers) / count + diagonal for part in (kept * answers, answers))
     inverse = np.linalg.inv((seen + np.swapaxes(seen, 1, 2)) / 2)
     noise = (plan.noise_std / plan.sampling_prob) ** 2 / plan.num_rows / ((1 - falling) * plan.steps)
