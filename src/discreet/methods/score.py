@@ -185,6 +185,14 @@ def fit_information(z: np.ndarray, diagonal: np.ndarray, centre: np.ndarray, uni
     return Information(centre, unit, coefficients, low, high)
 
 
+def resampled(rng: np.random.Generator, sample: Mapping[str, Any], shape: Any) -> dict[str, np.ndarray]:
+    """Rows of a public sample at random, with replacement; nothing where it has no columns."""
+    if not sample:
+        return {}
+    places = rng.integers(0, len(next(iter(sample.values()))), shape)
+    return {name: np.asarray(column)[places] for name, column in sample.items()}
+
+
 def describe(settings: Settings) -> dict[str, Any]:
     """Plain values of the settings, for the release."""
     plain = {name: _plain(value) for name, value in settings._asdict().items()}

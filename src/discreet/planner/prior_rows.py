@@ -71,9 +71,7 @@ def simulate_rows(
     rng = np.random.default_rng(seed)
     shape = tables, rows
     shaped = {column.name: varied_column(rng, column, *shape) for column in schema.columns}
-    if sample:
-        places = rng.integers(0, len(next(iter(sample.values()))), shape)
-        shaped |= {name: np.asarray(column)[places] for name, column in sample.items()}
+    shaped |= score.resampled(rng, sample or {}, shape)
     keys = jax.random.split(jax.random.key(seed), tables)
 
     def table(key, rows):

@@ -82,8 +82,8 @@ def _public(release: Release, schema: Schema) -> Covariates:
         return schema.sample
 
     def drawn(rng, count):
-        places = rng.integers(0, len(next(iter(sample.values()))), count)
-        return schema.sample(rng, count) | {name: np.asarray(column)[places] for name, column in sample.items()}
+        covariates = score.resampled(rng, sample, count)
+        return schema.sample(rng, count) | covariates
 
     return drawn
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from discreet.methods.score import described_information
+from discreet.methods.score import described_information, resampled
 from discreet.model import Model
 from discreet.posterior import full
 from discreet.posterior.trace import tail
@@ -52,9 +52,7 @@ def _expected(release: Release, model: Model, prior: full.Prior, burn_in: float)
 
 def _simulated(model: Model, z: np.ndarray, sample: Mapping[str, Any]) -> np.ndarray:
     """Gradients of log p(row | z) of `ROWS` rows drawn from the model at z, with covariates of the sample."""
-    rng = np.random.default_rng(SEED)
-    places = rng.integers(0, len(next(iter(sample.values()))), ROWS) if sample else np.zeros(ROWS, int)
-    rows = {name: np.asarray(column)[places] for name, column in sample.items()}
+    rows = resampled(np.random.default_rng(SEED), sample, ROWS)
     with jax.enable_x64(True):
         found = np.asarray(_gradients(model)(jnp.asarray(z), jax.random.split(jax.random.key(SEED), ROWS), rows))
     return np.where(np.isfinite(found).all(1, keepdims=True), found, 0.0)
