@@ -30,6 +30,8 @@ from discreet.evaluate import scorecard, study
 from discreet.evaluate.reference import non_private
 from discreet.families.conjugate_regression import Prior, exact_posterior
 from discreet.families.glm import Priors, glm
+from discreet.fitting import run, simulated
+from discreet.mechanism.rows import store
 from discreet.methods import elbo, score
 from discreet.model import Model
 from discreet.posterior import score as meaning
@@ -112,14 +114,15 @@ def planned(name, epsilon):
 
 
 def read(seed, name, chosen, tables):
-    """Draws of z from fits of all tables; NaN where a release cannot be read."""
+    """Draws of z from fits of all tables, one by one; NaN where a release cannot be read."""
     one, rng = case(name), np.random.default_rng(seed)
     query = score.query(one.model, chosen.plan, chosen.settings)
-    release = study.fit_tables(seed, one.schema, chosen.plan, query, tables, keep="trace")
-    drawn = np.full((len(release.last), DRAWS, one.model.dim), np.nan)
+    drawn = np.full((len(tables["y" if "y" in tables else "x"]), DRAWS, one.model.dim), np.nan)
     for place in range(len(drawn)):
+        rows = store(one.schema, {name: column[place] for name, column in tables.items()})
+        release = run(simulated(seed + 10_000 * place), chosen.plan, query, rows, keep="trace")
         try:
-            drawn[place] = meaning.solve(rng, study.chosen(release, place), one.model, chosen.prior, DRAWS).z
+            drawn[place] = meaning.solve(rng, release, one.model, chosen.prior, DRAWS).z
         except TraceError:  # stays NaN: counted as failed
             continue
     return drawn

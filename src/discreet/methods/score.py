@@ -1,12 +1,13 @@
 """The score: rows answer with ∇ log p(row | z) at the iterate itself, in units of the information expected there.
 
-No variational family is needed. Every coordinate of a whitened answer is about one in size whatever z is, so that one
-public clip norm serves all of a run, and a natural step closes the same share of every distance. The trace is that of
-a dense quadratic, y = κA(z − z*), and A is expected to be N times the information there, plus the prior's precision.
+No variational family is needed. Rows simulated at the iterate, in public, say how much rows tell there in every
+direction; in those units the answers of real ones are about one in size wherever the iterate is, so that one clip norm
+serves all of a run, and a natural step closes the same share of every distance. The trace is that of a dense quadratic,
+y = κA(x − x*), and A is expected to be N times the information there, plus the prior's precision.
 """
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,58 +15,41 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from discreet.model import Linear, Model
+from discreet.model import Model
 from discreet.plan import Plan
-from discreet.query import Numbers, Point, Products, Query, Spread
+from discreet.query import Point, Query
 
-RIDGE = 1.0
-
-
-class Information(NamedTuple):
-    """The diagonal of a row's Fisher information as a function of z, in public, found by simulation.
-
-    Its logarithm is a quadratic in (z − centre) / unit without mixed terms, `coefficients` (d, 1 + 2d): constant,
-    linear, square; it stays within `low` and `high`, (d,), as far as simulations reach.
-    """
-
-    centre: Numbers
-    unit: Numbers
-    coefficients: Numbers
-    low: Numbers
-    high: Numbers
-
-    def at(self, z: Any, xp: Any = jnp) -> Any:
-        """The diagonal at z, (d,)."""
-        moved = (z - self.centre) / self.unit
-        log = self.coefficients @ xp.concatenate([xp.ones(1), moved, moved**2])
-        return xp.exp(xp.clip(log, self.low, self.high))
+FEW, MANY, SEED, EVERY = 2**9, 2**13, 17, 5
 
 
 class Settings(NamedTuple):
     """The public choices of a run.
 
-    `start` is z₀. A step is in units of 1/√(information + `prior_precision`/N), coordinate by coordinate. Its first
-    closes the share `first` of any distance; the share falls geometrically to `last` in the first `falling` of all
-    steps, and stays there. No step is longer than `longest` units, and none leaves the box of `reach` prior sds around
-    the start: a variance would follow the residuals of coefficients that have not arrived. `sample` are public columns
-    whose law the covariates are known to follow ({} where there are none): it is needed when the trace is read.
+    `start` is z₀. A step is in units of what rows simulated at the iterate and the prior, of this `prior_precision`,
+    tell together (`whitening`). Its first closes the share `first` of any distance; the share falls geometrically to
+    `last` in the first `falling` of all steps, and stays there, and so do the units. No step is longer than `longest`
+    units, and none leaves the box of `reach` prior sds around the start: a variance would follow the residuals of
+    coefficients that have not arrived. `sample` are public columns whose law the covariates are known to follow ({}
+    where there are none).
     """
 
     start: np.ndarray
-    information: Information
     prior_precision: np.ndarray
     first: float
     last: float
     falling: float
     sample: Mapping[str, np.ndarray]
-    longest: float = 0.5
+    longest: float = 0.2
     reach: float = 6.0
 
 
 class Constants(NamedTuple):
-    """The numbers of a plan and its settings, as values: runs that differ in these alone share one compiled step."""
+    """The numbers of a plan and its settings, as values: runs that differ in these alone share one compiled step.
 
-    information: Information
+    `covariates` are those of the rows that are simulated, and `keys` their chance: the same ones at every place.
+    """
+
+    start: Array
     prior_precision: Array
     first: Array
     last: Array
@@ -75,28 +59,30 @@ class Constants(NamedTuple):
     num_rows: Array
     sampling_prob: Array
     steps: Array
+    covariates: Mapping[str, Array]
+    keys: Array
 
 
 class State(NamedTuple):
-    """The iterate, the number of steps that were taken, and what stays."""
+    """The iterate, the units of the present answers (`whitening`), how many steps were taken, and what stays."""
 
     z: Array
-    start: Array
+    whiten: Array
     step: Array
     constants: Constants
 
 
 class Question(NamedTuple):
-    """Asked of every row: where, and the factor of each coordinate of the answer."""
+    """Asked of every row: where, and in which units."""
 
     z: Array
-    factor: Array
+    whiten: Array
 
 
 def query(model: Model, plan: Plan, settings: Settings) -> Query:
     """Whitened gradients of −log p(row | z), and natural steps along their noisy sum and the prior's gradient.
 
-    The trace is of κ·∇(−log p(z, rows)), against z.
+    The trace is of κ·∇(−log p(z, rows)), against z, both in whitened units. `last` is z and then the units it ended in.
     """
     check(model, settings)
     numbers = (settings.first, settings.last, settings.falling, settings.longest, settings.reach)
@@ -104,10 +90,12 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
 
     def init(key):
         del key
-        known = Information(*(jnp.asarray(part, float) for part in settings.information))
-        values = (jnp.asarray(number, float) for number in (settings.prior_precision, *numbers, *public))
-        start = jnp.asarray(settings.start, float)
-        return State(start, start, jnp.zeros(()), Constants(known, *values))
+        start, *values = (
+            jnp.asarray(number, float) for number in (settings.start, settings.prior_precision, *numbers, *public)
+        )
+        covariates, keys = simulated_rows(settings.sample, MANY)
+        constants = Constants(start, *values, covariates, keys)
+        return State(start, _whitening_at(model, constants, start, FEW), jnp.zeros(()), constants)
 
     return _functions(model)._replace(init=init, settings=describe(settings))
 
@@ -116,73 +104,75 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
 def _functions(model: Model) -> Query:
     """What queries of one model have in common, so that their steps are compiled once."""
 
-    def ask(chance, state):
-        del chance
-        return Question(state.z, _factor(state.constants, state.z))
-
     def row_value(question, row):
-        return -question.factor * jax.grad(model.log_likelihood)(question.z, row)
+        return -question.whiten @ jax.grad(model.log_likelihood)(question.z, row)
 
     def update(state, question, answer):
-        fixed = state.constants
-        gradient = answer / question.factor - fixed.sampling_prob * jax.grad(model.log_prior)(state.z)
-        whitened = _share(fixed, state.step) * question.factor * gradient / (fixed.sampling_prob * fixed.num_rows)
-        short = jnp.minimum(1.0, fixed.longest / jnp.maximum(jnp.linalg.norm(whitened), 1e-300))
+        fixed, whiten = state.constants, question.whiten
+        gradient = answer - fixed.sampling_prob * whiten @ jax.grad(model.log_prior)(state.z)
+        step = _share(fixed, state.step) * gradient / (fixed.sampling_prob * fixed.num_rows)
+        short = jnp.minimum(1.0, fixed.longest / jnp.maximum(jnp.linalg.norm(step), 1e-300))
         box = fixed.reach / jnp.sqrt(fixed.prior_precision)
-        moved = jnp.clip(state.z - question.factor * whitened * short, state.start - box, state.start + box)
-        return State(moved, state.start, state.step + 1, fixed), Point(state.z, state.z, gradient, 1 / question.factor)
+        moved = jnp.clip(state.z - whiten.T @ step * short, fixed.start - box, fixed.start + box)
+        taken, until = state.step + 1, jnp.ceil(fixed.falling * fixed.steps)
+        place = (taken < until) & (taken % EVERY == 0), taken == until
+        ways = (lambda: whiten), *(partial(_whitening_at, model, fixed, moved, count) for count in (FEW, MANY))
+        units = jax.lax.switch(place[0] + 2 * place[1], ways)
+        point = Point(state.z, jnp.linalg.solve(whiten.T, state.z), gradient, jnp.ones_like(answer))
+        return State(moved, units, taken, fixed), point
 
     return Query(
         init=lambda key: None,
-        ask=ask,
+        ask=lambda chance, state: Question(state.z, state.whiten),
         row_value=row_value,
         update=update,
-        last=lambda state: state.z,
+        last=lambda state: jnp.concatenate([state.z, state.whiten.ravel()]),
         size=model.dim,
         columns=model.columns,
         settings={},
         chance=lambda key: jnp.zeros(()),
-        products=_products(model, row_value),
     )
 
 
-def _factor(constants: Constants, z: Array) -> Array:
-    return (constants.information.at(z) + constants.prior_precision / constants.num_rows) ** -0.5
+def whitening(information: Any, prior_precision: Any, num_rows: Any, xp: Any = jnp) -> Any:
+    """W (…, d, d) with W(F + P/N)Wᵀ = 1 and WPWᵀ diagonal: z = Wᵀx, and x is independent under the prior, too.
+
+    `information` (…, d, d) is F, of a row; P the diagonal `prior_precision`.
+    """
+    sd = prior_precision**-0.5
+    values, vectors = xp.linalg.eigh(information * sd[:, None] * sd + xp.eye(len(sd)) / num_rows)
+    return xp.swapaxes(vectors * xp.maximum(values, 1 / num_rows)[..., None, :] ** -0.5, -1, -2) * sd
+
+
+def _whitening_at(model: Model, constants: Constants, z: Array, count: int) -> Array:
+    covariates, keys = jax.tree.map(lambda column: column[:count], (constants.covariates, constants.keys))
+    gradients = gradients_at(model, z, covariates, keys)
+    return whitening(gradients.T @ gradients / len(gradients), constants.prior_precision, constants.num_rows)
+
+
+def gradients_at(model: Model, z: Array, covariates: Mapping[str, Array], keys: Array) -> Array:
+    """∇ log p(row | z) of rows drawn from the model at z, with these covariates, (rows, d); zero if not finite."""
+    simulate = model.simulate
+    if simulate is None:
+        raise ValueError("this model cannot simulate its outcome: scores cannot be asked, nor read, without it")
+
+    def gradient(key, row):
+        return jax.grad(model.log_likelihood)(z, {**row, **simulate(key, z, row)})
+
+    found = jax.vmap(gradient)(keys, covariates)
+    return jnp.where(jnp.isfinite(found).all(1, keepdims=True), found, 0.0)
+
+
+def simulated_rows(sample: Mapping[str, Any], count: int) -> tuple[dict[str, Array], Array]:
+    """Covariates of `count` rows, those of the sample again and again, and a key for each."""
+    covariates = {name: jnp.resize(jnp.asarray(column), (count,)) for name, column in sample.items()}
+    return covariates, jax.random.split(jax.random.key(SEED), count)
 
 
 def _share(constants: Constants, step: Array) -> Array:
     """The share of a distance that a step closes."""
     passed = jnp.minimum(1.0, step / (constants.falling * constants.steps))
     return constants.first * (constants.last / constants.first) ** passed
-
-
-def _products(model: Model, row_value: Callable) -> Products | None:
-    likelihood = model.log_likelihood
-    if not isinstance(likelihood, Linear):
-        return None
-
-    def slopes(u, rest, row):
-        return jax.grad(lambda u, rest: -likelihood.at(u, rest, row), (0, 1))(u, rest)
-
-    def spread(question):
-        nowhere = jnp.zeros((1, model.dim))
-        return Spread(question.z, nowhere, nowhere, jnp.ones(model.dim), jnp.tile(question.factor, 2))
-
-    return Products(row_value, "aligned", model.dim, 1, likelihood.predictors, likelihood.features, slopes, spread)
-
-
-def fit_information(z: np.ndarray, diagonal: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> Information:
-    """The `Information` that describes diagonals (tables, d) found at z (tables, d), by ridge regression."""
-    typical = np.median(diagonal, axis=0)
-    if not (typical > 0).all():
-        raise ValueError("rows simulated from the prior have no finite gradient: check the model, or give choice=")
-    log, moved = np.log(np.maximum(diagonal, 1e-9 * typical)), (z - centre) / unit
-    design = np.concatenate([np.ones((len(z), 1)), moved, moved**2], axis=1)
-    penalty = RIDGE * np.eye(design.shape[1])
-    penalty[0, 0] = 0.0
-    coefficients = np.linalg.solve(design.T @ design + penalty, design.T @ log).T
-    low, high = np.quantile(log, [0.01, 0.99], axis=0)
-    return Information(centre, unit, coefficients, low, high)
 
 
 def resampled(rng: np.random.Generator, sample: Mapping[str, Any], shape: Any) -> dict[str, np.ndarray]:
@@ -195,8 +185,7 @@ def resampled(rng: np.random.Generator, sample: Mapping[str, Any], shape: Any) -
 
 def describe(settings: Settings) -> dict[str, Any]:
     """Plain values of the settings, for the release."""
-    plain = {name: _plain(value) for name, value in settings._asdict().items()}
-    return {"method": "score", **plain, "information": _plain(settings.information._asdict())}
+    return {"method": "score", **{name: _plain(value) for name, value in settings._asdict().items()}}
 
 
 def _plain(value: Any) -> Any:
@@ -205,17 +194,12 @@ def _plain(value: Any) -> Any:
     return np.asarray(value).tolist() if isinstance(value, np.ndarray | Array) else value
 
 
-def described_information(settings: Mapping[str, Any]) -> Information:
-    """The `Information` that `describe` wrote into a release."""
-    return Information(**{name: np.asarray(part) for name, part in settings["information"].items()})
-
-
 def described(settings: Mapping[str, Any]) -> Settings:
     """The settings that `describe` wrote into a release."""
     known = {name: settings[name] for name in Settings._fields}
     vectors = {name: np.asarray(known[name]) for name in ("start", "prior_precision")}
     sample = {name: np.asarray(column) for name, column in known["sample"].items()}
-    return Settings(**{**known, **vectors, "sample": sample, "information": described_information(settings)})
+    return Settings(**{**known, **vectors, "sample": sample})
 
 
 def check(model: Model, settings: Settings) -> None:
@@ -226,8 +210,6 @@ def check(model: Model, settings: Settings) -> None:
         value = np.asarray(getattr(settings, name))
         if value.shape != shape or not np.isfinite(value).all():
             raise ValueError(f"{name} has shape {value.shape}; this model needs finite numbers of shape {shape}")
-    if np.shape(settings.information.coefficients) != (dim, 1 + 2 * dim):
-        raise ValueError(f"information is of another model: this one has {dim} parameters")
     if not 0 < settings.last <= settings.first <= 1:
         raise ValueError(f"first={settings.first}, last={settings.last} must be shares, 0 < last ≤ first ≤ 1")
     if not 0 < settings.falling <= 1 or not settings.longest > 0:

@@ -12,11 +12,11 @@ from discreet.planner.prior_rows import STEPS, Choice, plan_for, reasons_of, sim
 from discreet.posterior import full
 from discreet.schema import Schema
 
-TABLES, ROWS = 256, 1024
-SHORTEST, CANDIDATES, BIAS_WEIGHT, HELD = 0.5, 32, 4.0, 0.98
-WANDER, WANDER_EACH, EARLY, LARGEST_LAST, LARGEST_FIRST = 0.2, 0.1, 6.0, 0.005, 0.1
-FALLING, ARRIVED, SETTLING, SLOWEST = (0.2, 0.5), 0.01, 1.5, 0.35
-KEPT = 1000
+TABLES, ROWS = 96, 4096
+SHORTEST, CANDIDATES, BIAS_WEIGHT, HELD = 0.5, 32, 0.25, 0.98
+WANDER, WANDER_EACH, EARLY, LARGEST_LAST, LARGEST_FIRST = 0.2, 0.1, 3.0, 0.005, 0.1
+FALLING, ARRIVED, SETTLING, BLOCKS = (0.2, 0.5), 0.01, 1.5, 100
+KEPT = 4096
 
 
 def choose_score(
@@ -40,20 +40,22 @@ def choose_score(
     than a fifth of a unit (in which a row's answer is about one in each coordinate): wandering bends what is read as a
     line, and inflates variances.
     """
-    sample = _sample(model, covariates)
+    sample = _sample(model, schema, covariates)
     simulated = simulate_rows(model, schema, tables=TABLES, rows=ROWS, sample=sample)
     mean, sd = prior_moments(model)
     gradients = np.nan_to_num(simulated.gradients, posinf=0, neginf=0)
-    information = score.fit_information(simulated.z, (gradients**2).mean(1), mean, sd)
-    units = np.stack([information.at(z, np) for z in simulated.z]) + sd**-2 / num_rows
-    answers = gradients / np.sqrt(units)[:, None]
+    information = np.swapaxes(gradients, 1, 2) @ gradients / ROWS
+    if not np.median(np.trace(information, axis1=1, axis2=2)) > 0:
+        raise ValueError("rows simulated from the prior have no finite gradient: check the model, or give choice=")
+    whiten = score.whitening(information, sd**-2, num_rows, np)
+    answers = gradients @ np.swapaxes(whiten, 1, 2)
     plan = plan_for(schema, num_rows, steps, epsilon, delta)
     plan = replace(plan, clip_norm=_clip_norm(plan, answers))
-    distance = np.median(np.abs(simulated.z - mean).max(1) * np.sqrt(units).max(1))
-    first, last, falling = _schedule(plan, answers, distance)
-    width = _width(plan, answers, sd**-2 / num_rows / units, falling)
-    settings = score.Settings(mean, information, sd**-2, first, last, falling, sample)
-    prior = full.Prior(mean, sd, num_rows * information.at(mean, np) + sd**-2)
+    moved = np.linalg.solve(np.swapaxes(whiten, 1, 2), (simulated.z - mean)[..., None])[..., 0]
+    first, last, falling = _schedule(plan, answers, np.median(np.abs(moved).max(1)))
+    width = _width(plan, answers, whiten, sd**-2 / num_rows, falling)
+    settings = score.Settings(mean, sd**-2, first, last, falling, sample)
+    prior = full.Prior(mean, sd, num_rows * np.diagonal(information, axis1=1, axis2=2).mean(0) + sd**-2)
     reasons = (
         f"clip_norm {plan.clip_norm:.4g} whitened units: the narrowest posterior to expect, {width:.3g} times as wide "
         "as without privacy",
@@ -63,8 +65,10 @@ def choose_score(
     return Choice(plan, settings, prior, (*reasons_of(plan), *reasons), width)
 
 
-def _sample(model: Model, covariates: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+def _sample(model: Model, schema: Schema, covariates: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
     """What of the public sample a release keeps: some rows of the covariates; nothing where there are none."""
+    if schema.unit is not None:
+        raise ValueError(f"scores are of rows, not of units ({schema.unit.column!r}): choose method='dpvi'")
     wanted = [name for name in model.columns if name not in model.outcome]
     if wanted and covariates is None:
         raise ValueError(
@@ -77,18 +81,6 @@ def _sample(model: Model, covariates: Mapping[str, np.ndarray] | None) -> dict[s
     return {name: np.asarray((covariates or {})[name])[:KEPT] for name in wanted}
 
 
-def _slowest(answers: np.ndarray) -> float:
-    """How much rows tell in the direction in which they tell least, in a typical table; in a coordinate it is one."""
-    each = np.einsum("tri,trj->tij", answers, answers) / answers.shape[1]
-    slowest = float(np.median(np.linalg.eigvalsh(each)[:, 0]))
-    if slowest < SLOWEST:
-        raise ValueError(
-            f"in some direction rows tell {slowest:.2g} of what they tell in a coordinate, less than {SLOWEST}: scores "
-            "are whitened coordinate by coordinate, and this model needs more; choose method='dpvi'"
-        )
-    return slowest
-
-
 def _clip_norm(plan: Plan, answers: np.ndarray) -> float:
     """The clip norm of least variance and bias, which counts double, in all but the worst fiftieth of the tables.
 
@@ -98,7 +90,7 @@ def _clip_norm(plan: Plan, answers: np.ndarray) -> float:
 
     def loss(clip_norm):
         variance, bias = _variance(plan, answers, _kept(norms, clip_norm), clip_norm)
-        return np.quantile((variance + BIAS_WEIGHT * bias**2).mean(1), HELD)
+        return np.quantile(variance.mean(1) + BIAS_WEIGHT * (bias**2).sum(1), HELD)
 
     typical = np.median(np.quantile(norms, SHORTEST, axis=1))
     longest = max(typical, np.quantile(norms.max(1), HELD))
@@ -122,34 +114,34 @@ def _variance(plan: Plan, answers: np.ndarray, kept: np.ndarray, clip_norm: floa
     return variance, ((1 - kept) * answers).mean(1) / seen
 
 
-def _width(plan: Plan, answers: np.ndarray, prior: np.ndarray, falling: float) -> float:
+def _width(plan: Plan, answers: np.ndarray, whiten: np.ndarray, prior: np.ndarray, falling: float) -> float:
     """How many times as wide as without privacy the posterior is expected to be, on average over parameters.
 
-    `prior` (tables, d) is the prior's share of the curvature. As `_variance`, with all that coordinates share.
+    `prior` (d,) is the prior's share of a row's curvature. As `_variance`, with all that coordinates share.
     """
-    count, diagonal = answers.shape[1], prior[:, :, None] * np.eye(prior.shape[1])
+    across, count = np.swapaxes(whiten, 1, 2), answers.shape[1]
     kept = _kept(np.linalg.norm(answers, axis=-1), plan.clip_norm)
-    seen, whole = (np.einsum("tri,trj->tij", part, answers) / count + diagonal for part in (kept * answers, answers))
+    known = whiten * prior @ across
+    seen, whole = (np.swapaxes(part, 1, 2) @ answers / count + known for part in (kept * answers, answers))
     inverse = np.linalg.inv((seen + np.swapaxes(seen, 1, 2)) / 2)
     noise = (plan.noise_std / plan.sampling_prob) ** 2 / plan.num_rows / ((1 - falling) * plan.steps)
-    variance = np.diagonal(inverse + noise * inverse @ inverse, axis1=1, axis2=2)
-    without = np.diagonal(np.linalg.inv(whole), axis1=1, axis2=2)
-    return float(np.median(np.sqrt(variance / without).mean(1)))
+    variance, without = (across @ part @ whiten for part in (inverse + noise * inverse @ inverse, np.linalg.inv(whole)))
+    return float(np.median(np.sqrt(np.diagonal(variance / without, axis1=1, axis2=2)).mean(1)))
 
 
 def _schedule(plan: Plan, answers: np.ndarray, distance: float) -> tuple[float, float, float]:
     """Shares of a distance that the first and the last steps close, and the share of the steps that fall.
 
-    `distance` is how far the start may be in whitened units; it is closed in the slowest direction of a typical table.
-    Shares fall so slowly that iterates keep up with them.
+    `distance` is how far the start may be in whitened units. Shares fall so slowly that iterates keep up with them. The
+    share of the steps is one of whole blocks, from which the trace is read.
     """
-    dim, slowest = answers.shape[2], _slowest(answers)
+    dim = answers.shape[2]
     noise = max(plan.noise_std / (plan.sampling_prob * plan.num_rows), 1e-300)
     wander = min(WANDER_EACH, WANDER / np.sqrt(dim))
     last = min(LARGEST_LAST, 2 * (wander / noise) ** 2)
     first = max(last, min(LARGEST_FIRST, 2 * (EARLY * wander / noise) ** 2))
     fall = np.log(first / last)
     closing = (first - last) / fall if fall > 0 else last
-    steps = np.log(max(distance / (ARRIVED * wander), 2)) / (closing * slowest)
+    steps = np.log(max(distance / (ARRIVED * wander), 2)) / closing
     needed = max(steps, fall / (SETTLING * last))
-    return first, last, float(np.clip(needed / plan.steps, *FALLING))
+    return first, last, float(np.clip(np.ceil(BLOCKS * needed / plan.steps) / BLOCKS, *FALLING))

@@ -99,13 +99,17 @@ def _of_gradients(model: Model, release: Release, by_unit: Callable[[Array], Arr
 
     def shift(key, z, phi, rows):
         start = query.init(key)
-        state = start._replace(z=z) if scores else start._replace(phi=phi.at[: model.dim].set(z))
+        if scores:
+            whiten = phi[model.dim :].reshape(model.dim, model.dim)
+            state, units = start._replace(z=z, whiten=whiten), whiten
+        else:
+            state, units = start._replace(phi=phi.at[: model.dim].set(z)), jnp.eye(model.dim)
         question = query.ask(query.chance(key), state)
         lost = _lost(plan, by_unit(jax.vmap(lambda row: query.row_value(question, row))(rows)))
         whole, clipped = (query.update(state, question, answer)[1].y for answer in (lost, jnp.zeros_like(lost)))
         slopes = by_unit(jax.vmap(lambda row: jax.grad(model.log_likelihood)(z, row))(rows))
         curvature = slopes.T @ slopes / ROWS - jax.hessian(model.log_prior)(z) / plan.num_rows
-        return jnp.linalg.solve(curvature, (whole - clipped)[: model.dim])
+        return jnp.linalg.solve(units @ curvature, (whole - clipped)[: model.dim])
 
     return shift
 

@@ -35,7 +35,8 @@ class Prior(NamedTuple):
     `curvature` (d,) is A's diagonal where covariates fill their bounds; its size and A's other entries are unknown.
     With `curvature_cov` (m, m) the covariates' law is known, too: the m = d(d + 1) / 2 entries of A's upper triangle,
     in the order of `numpy.triu_indices`, have that covariance around those of `curvature` (d, d). With `error` each
-    entry has an sd of that share of its row's and column's size instead, or, one to nine, of three times as much.
+    entry has an sd of that share of its row's and column's size instead, or, one to nine, of three times as much; and
+    `chance` (d, d) is the sd that it has on top of that.
     """
 
     mean: np.ndarray
@@ -43,6 +44,7 @@ class Prior(NamedTuple):
     curvature: np.ndarray
     curvature_cov: np.ndarray | None = None
     error: float | None = None
+    chance: np.ndarray | None = None
 
 
 class Draws(NamedTuple):
@@ -160,7 +162,9 @@ def beliefs(prior: Prior) -> list[Belief]:
     spread = np.sqrt(np.outer(expected, expected))[upper]
     if error is None:
         return [_independent(f * np.diag(expected)[upper], f * spread) for f in FACTORS]
-    return [_independent(prior.curvature[upper] * units, f * error * spread, odds) for f, odds in ERRORS]
+    chance = 0.0 if prior.chance is None else prior.chance[upper] * units
+    sds = [np.hypot(chance, f * error * spread) for f, _ in ERRORS]
+    return [_independent(prior.curvature[upper] * units, sd, odds) for sd, (_, odds) in zip(sds, ERRORS, strict=True)]
 
 
 def _independent(centre: np.ndarray, sd: np.ndarray, odds: float = 1.0) -> Belief:

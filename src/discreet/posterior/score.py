@@ -1,25 +1,38 @@
 """What a release of scores means: the dense trace model, with the curvature that is expected where the iterates went.
 
-Iterates are public, so that rows can be simulated there: N times the information of these, clipped as the real ones
-were, is the curvature to expect, up to a few per cent.
+Iterates are public, so that rows can be simulated there, and clipped as the real ones were. They say what a table from
+that very place would have answered: not zero, because clipping takes more on one side than on the other, and this bias
+is taken out. And they say how answers change as the truth moves away from there (Bartlett's identity: the mean of
+clipped answer × whole answer), which is the curvature to expect, up to a few per cent.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from discreet.methods.score import described_information, resampled
+from discreet.methods.score import gradients_at, simulated_rows
 from discreet.model import Model
 from discreet.posterior import full
-from discreet.posterior.trace import tail
+from discreet.posterior.trace import tail_mean
 from discreet.posterior.trace_model import Subsampling
 from discreet.release import Release
 
-ROWS, SEED, ERROR = 2**14, 17, 0.1
+ROWS, AT_ONCE, ERROR = 2**16, 2**11, 0.05
+
+
+class Expected(NamedTuple):
+    """What rows drawn from the model at a place answer there: the mean of what clipping takes (d,), how the mean answer
+    changes with the truth (d, d), and the variance of rows' slopes, entry by entry (d, d).
+    """
+
+    lost: np.ndarray
+    slope: np.ndarray
+    variance: np.ndarray
 
 
 def solve(
@@ -32,40 +45,80 @@ def solve(
     burn_in: float | None = None,
     subsampling: Subsampling = "learned",
 ) -> full.Draws:
-    """Draws of the optimum and of z; `prior` has the prior's mean and sd. Steps that fell are left out by default."""
-    share = release.settings["falling"] if burn_in is None else burn_in
-    expected = _expected(release, model, prior, share)
-    return full.solve(rng, release, expected, draws, burn_in=share, subsampling=subsampling, arrived=True)
+    """Draws of the optimum and of z; `prior` has the prior's mean and sd.
+
+    Steps that fell are left out: in them the units of answers changed.
+    """
+    falling, trace = release.settings["falling"], release.trace
+    if burn_in is not None and burn_in < falling:
+        raise ValueError(f"burn_in={burn_in}: scores are read from where their steps have fallen, {falling:g}, or later")
+    if trace is None:
+        raise ValueError("scores are read from every point of their trace: run with keep='trace'")
+    share = falling if burn_in is None else burn_in
+    whiten = release.last[model.dim :].reshape(model.dim, model.dim)
+    expected = expect(model, release, whiten, tail_mean(release, share))
+    batch = release.plan.sampling_prob * release.plan.num_rows
+    unbiased = replace(release, trace=trace._replace(y=np.asarray(trace.y) + batch * expected.lost))
+    known = _known(release, prior, whiten, expected)
+    found = full.solve(rng, unbiased, known, draws, burn_in=share, subsampling=subsampling, arrived=True)
+    return found._replace(optimum=found.optimum @ whiten, z=found.z @ whiten)
 
 
-def _expected(release: Release, model: Model, prior: full.Prior, burn_in: float) -> full.Prior:
-    """The prior with the curvature to expect where the iterates stayed."""
-    place, settings, num_rows = tail(release, burn_in).mean_x, release.settings, release.plan.num_rows
-    sizes = described_information(settings).at(place, np)
-    units = np.sqrt(sizes + prior.sd**-2 / num_rows)
-    answers = _simulated(model, place, settings["sample"]) / units
-    kept = np.minimum(1, release.plan.clip_norm / np.maximum(np.linalg.norm(answers, axis=1), 1e-300))
-    error = ERROR / np.sqrt(len(place))  # of entries, so that directions err by the same share in any dimension
-    seen = (kept[:, None] * answers).T @ answers / len(answers) * np.outer(units, units)
-    return prior._replace(curvature=num_rows * (seen + seen.T) / 2 + np.diag(prior.sd**-2), error=error)
+def _known(release: Release, prior: full.Prior, whiten: np.ndarray, expected: Expected) -> full.Prior:
+    """The prior in units of the answers, and the curvature to expect.
+
+    The table is one of many, and so is the public sample: entries differ by chance, as much as those of rows do. On top
+    of that directions err by `ERROR`, because rows follow the model in part only, and a trace is a line in part only.
+    """
+    num_rows, sample = release.plan.num_rows, release.settings["sample"]
+    count = min((len(column) for column in sample.values()), default=ROWS)
+    chance = np.sqrt(expected.variance * (1 / num_rows + 1 / min(count, ROWS)))
+    precision = (whiten**2) @ prior.sd**-2.0
+    return full.Prior(
+        mean=np.linalg.solve(whiten.T, prior.mean),
+        sd=precision**-0.5,
+        curvature=num_rows * expected.slope + np.diag(precision),
+        error=ERROR / np.sqrt(len(precision)),  # of entries, so that directions err by the same share in any dimension
+        chance=num_rows * chance,
+    )
 
 
-def _simulated(model: Model, z: np.ndarray, sample: Mapping[str, Any]) -> np.ndarray:
-    """Gradients of log p(row | z) of `ROWS` rows drawn from the model at z, with covariates of the sample."""
-    rows = resampled(np.random.default_rng(SEED), sample, ROWS)
+def expect(model: Model, release: Release, whiten: np.ndarray, place: np.ndarray) -> Expected:
+    """What `ROWS` rows drawn from the model at this place answer, with covariates of the release's public sample."""
     with jax.enable_x64(True):
-        found = np.asarray(_gradients(model)(jnp.asarray(z), jax.random.split(jax.random.key(SEED), ROWS), rows))
-    return np.where(np.isfinite(found).all(1, keepdims=True), found, 0.0)
+        rows = simulated_rows(release.settings["sample"], ROWS)
+        sums, slopes = _answers(model)(jnp.asarray(place), whiten, release.plan.clip_norm, *rows)
+    lost, slope = (np.asarray(part) / ROWS for part in sums)
+    return Expected(lost, slope, np.asarray(slopes).var(0))
 
 
 @lru_cache(maxsize=8)
-def _gradients(model: Model) -> Callable:
-    """(z, keys, covariates) → gradients of rows drawn from the model at z; compiled once for a model."""
-    simulate = model.simulate
-    if simulate is None:
-        raise ValueError("this model cannot simulate its outcome: scores cannot be read without it")
+def _answers(model: Model) -> Callable:
+    """(z, W, clip norm, covariates, keys) → sums over rows, and slopes of the first ones; compiled once for a model."""
 
-    def gradient(z, key, row):
-        return jax.grad(model.log_likelihood)(z, {**row, **simulate(key, z, row)})
+    def kept(answers, clip_norm):
+        return jnp.minimum(1.0, clip_norm / jnp.maximum(jnp.linalg.norm(answers, axis=-1, keepdims=True), 1e-300))
 
-    return jax.jit(jax.vmap(gradient, in_axes=(None, 0, 0)))
+    def answers_of(z, whiten, clip_norm, covariates, keys):
+        def add(total, part):
+            answers = -gradients_at(model, z, *part) @ whiten.T
+            share = kept(answers, clip_norm)
+            found = ((1 - share) * answers).sum(0), (share * answers).T @ answers
+            return jax.tree.map(jnp.add, total, found), None
+
+        def slope(key, row):
+            outcome = model.simulate(key, z, row)
+
+            def clipped(z):
+                answer = -whiten @ jax.grad(model.log_likelihood)(z, {**row, **outcome})
+                return answer * kept(answer, clip_norm)
+
+            found = jax.jacfwd(clipped)(z) @ whiten.T
+            return jnp.where(jnp.isfinite(found).all(), (found + found.T) / 2, 0.0)
+
+        parts = jax.tree.map(lambda column: column.reshape(-1, AT_ONCE, *column.shape[1:]), (covariates, keys))
+        sums, _ = jax.lax.scan(add, (jnp.zeros_like(z), jnp.zeros_like(whiten)), parts)
+        first, keys = jax.tree.map(lambda column: column[:AT_ONCE], (covariates, keys))
+        return sums, jax.vmap(slope)(keys, first)
+
+    return jax.jit(answers_of)
