@@ -10,13 +10,15 @@ from discreet.model import Model, prior_moments
 from discreet.plan import Plan
 from discreet.planner.prior_rows import STEPS, Choice, plan_for, reasons_of, simulate_rows
 from discreet.posterior import full
+from discreet.posterior.score import ERROR
 from discreet.schema import Schema
 
-TABLES, ROWS = 96, 4096
-SHORTEST, CANDIDATES, BIAS_WEIGHT, HELD = 0.5, 32, 0.25, 0.98
+TABLES, ROWS = 64, 2**13
+SHORTEST, CANDIDATES, BIAS_WEIGHT, HELD = 0.5, 48, 0.15, 0.98
 WANDER, WANDER_EACH, EARLY, LARGEST_LAST, LARGEST_FIRST = 0.2, 0.1, 3.0, 0.005, 0.1
-FALLING, ARRIVED, SETTLING, BLOCKS = (0.2, 0.5), 0.01, 1.5, 100
-KEPT = 4096
+FALLING, ARRIVED, SETTLING, BLOCKS = (0.2, 0.45), 0.01, 1.5, 100
+KEPT, FLATTEST = 4096, 0.1
+TWO_ERRORS = sum(odds * factor**2 for factor, odds in full.ERRORS)
 
 
 def choose_score(
@@ -43,8 +45,8 @@ def choose_score(
     sample = _sample(model, schema, covariates)
     simulated = simulate_rows(model, schema, tables=TABLES, rows=ROWS, sample=sample)
     mean, sd = prior_moments(model)
-    gradients = np.nan_to_num(simulated.gradients, posinf=0, neginf=0)
-    information = np.swapaxes(gradients, 1, 2) @ gradients / ROWS
+    gradients, others = np.split(np.nan_to_num(simulated.gradients, posinf=0, neginf=0), 2, axis=1)
+    information = np.swapaxes(others, 1, 2) @ others / others.shape[1]  # units are of other rows than those in them
     if not np.median(np.trace(information, axis1=1, axis2=2)) > 0:
         raise ValueError("rows simulated from the prior have no finite gradient: check the model, or give choice=")
     whiten = score.whitening(information, sd**-2, num_rows, np)
@@ -53,7 +55,9 @@ def choose_score(
     plan = replace(plan, clip_norm=_clip_norm(plan, answers))
     moved = np.linalg.solve(np.swapaxes(whiten, 1, 2), (simulated.z - mean)[..., None])[..., 0]
     first, last, falling = _schedule(plan, answers, np.median(np.abs(moved).max(1)))
-    width = _width(plan, answers, whiten, sd**-2 / num_rows, falling)
+    by_chance = 1 / num_rows + 1 / min((len(column) for column in sample.values()), default=num_rows)
+    wrong = np.sqrt(by_chance + TWO_ERRORS * ERROR**2 / model.dim)
+    width = _width(plan, answers, whiten, sd**-2 / num_rows, falling, wrong)
     settings = score.Settings(mean, sd**-2, first, last, falling, sample)
     prior = full.Prior(mean, sd, num_rows * np.diagonal(information, axis1=1, axis2=2).mean(0) + sd**-2)
     reasons = (
@@ -114,16 +118,21 @@ def _variance(plan: Plan, answers: np.ndarray, kept: np.ndarray, clip_norm: floa
     return variance, ((1 - kept) * answers).mean(1) / seen
 
 
-def _width(plan: Plan, answers: np.ndarray, whiten: np.ndarray, prior: np.ndarray, falling: float) -> float:
+def _width(
+    plan: Plan, answers: np.ndarray, whiten: np.ndarray, prior: np.ndarray, falling: float, wrong: float
+) -> float:
     """How many times as wide as without privacy the posterior is expected to be, on average over parameters.
 
-    `prior` (d,) is the prior's share of a row's curvature. As `_variance`, with all that coordinates share.
+    `prior` (d,) is the prior's share of a row's curvature; `wrong` the sd of what is not known of the entries of the
+    curvature, which is drawn. As `_variance`, with all that coordinates share.
     """
-    across, count = np.swapaxes(whiten, 1, 2), answers.shape[1]
+    across, (tables, count, dim) = np.swapaxes(whiten, 1, 2), answers.shape
     kept = _kept(np.linalg.norm(answers, axis=-1), plan.clip_norm)
     known = whiten * prior @ across
     seen, whole = (np.swapaxes(part, 1, 2) @ answers / count + known for part in (kept * answers, answers))
-    inverse = np.linalg.inv((seen + np.swapaxes(seen, 1, 2)) / 2)
+    error = wrong * np.random.default_rng(0).normal(size=(tables, dim, dim)) / np.sqrt(2)
+    values, vectors = np.linalg.eigh((seen + np.swapaxes(seen, 1, 2)) / 2 + error + np.swapaxes(error, 1, 2))
+    inverse = vectors / np.maximum(values, FLATTEST)[:, None] @ np.swapaxes(vectors, 1, 2)
     noise = (plan.noise_std / plan.sampling_prob) ** 2 / plan.num_rows / ((1 - falling) * plan.steps)
     variance, without = (across @ part @ whiten for part in (inverse + noise * inverse @ inverse, np.linalg.inv(whole)))
     return float(np.median(np.sqrt(np.diagonal(variance / without, axis1=1, axis2=2)).mean(1)))

@@ -22,16 +22,21 @@ from discreet.posterior.trace import tail_mean
 from discreet.posterior.trace_model import Subsampling
 from discreet.release import Release
 
-ROWS, AT_ONCE, ERROR = 2**16, 2**11, 0.05
+ROWS, AT_ONCE, PLACES, ERROR = 2**16, 2**11, 16, 0.05
 
 
 class Expected(NamedTuple):
-    """What rows drawn from the model at a place answer there: the mean of what clipping takes (d,), how the mean answer
-    changes with the truth (d, d), and the variance of rows' slopes, entry by entry (d, d).
+    """What rows drawn from the model at a place answer there.
+
+    lost      (d,)     what clipping takes from an answer, on average
+    change    (d, d)   how the mean answer changes as the truth moves
+    slopes    (d, d)   how it changes as the iterate moves, from fewer rows: about the same, and quieter
+    variance  (d, d)   of a row's slopes, entry by entry
     """
 
     lost: np.ndarray
-    slope: np.ndarray
+    change: np.ndarray
+    slopes: np.ndarray
     variance: np.ndarray
 
 
@@ -51,45 +56,58 @@ def solve(
     """
     falling, trace = release.settings["falling"], release.trace
     if burn_in is not None and burn_in < falling:
-        raise ValueError(f"burn_in={burn_in}: scores are read from where their steps have fallen, {falling:g}, or later")
+        raise ValueError(
+            f"burn_in={burn_in}: scores are read from where their steps have fallen, {falling:g}, or later"
+        )
     if trace is None:
         raise ValueError("scores are read from every point of their trace: run with keep='trace'")
     share = falling if burn_in is None else burn_in
     whiten = release.last[model.dim :].reshape(model.dim, model.dim)
-    expected = expect(model, release, whiten, tail_mean(release, share))
+    place = tail_mean(release, share)
+    expected = expect(model, release, whiten, place)
     batch = release.plan.sampling_prob * release.plan.num_rows
     unbiased = replace(release, trace=trace._replace(y=np.asarray(trace.y) + batch * expected.lost))
-    known = _known(release, prior, whiten, expected)
-    found = full.solve(rng, unbiased, known, draws, burn_in=share, subsampling=subsampling, arrived=True)
-    return found._replace(optimum=found.optimum @ whiten, z=found.z @ whiten)
+
+    def given(known, draws):
+        found = full.solve(rng, unbiased, known, draws, burn_in=share, subsampling=subsampling, arrived=True)
+        return found._replace(optimum=found.optimum @ whiten, z=found.z @ whiten)
+
+    first = given(_known(release, prior, whiten, expected), PLACES).z
+    on_the_way = [expect(model, release, whiten, (place + z) / 2, AT_ONCE).slopes for z in first]
+    return given(_known(release, prior, whiten, expected, np.stack(on_the_way)), draws)
 
 
-def _known(release: Release, prior: full.Prior, whiten: np.ndarray, expected: Expected) -> full.Prior:
+def _known(
+    release: Release, prior: full.Prior, whiten: np.ndarray, expected: Expected, on_the_way: np.ndarray | None = None
+) -> full.Prior:
     """The prior in units of the answers, and the curvature to expect.
 
-    The table is one of many, and so is the public sample: entries differ by chance, as much as those of rows do. On top
-    of that directions err by `ERROR`, because rows follow the model in part only, and a trace is a line in part only.
+    The table is one of many, and so is the public sample: entries differ by chance, as much as those of rows do. They
+    also differ on the way to the truth: `on_the_way` (places, d, d) are slopes half way to where it may be. On top of
+    that directions err by `ERROR`, because rows follow the model in part only, and a trace is a line in part only.
     """
     num_rows, sample = release.plan.num_rows, release.settings["sample"]
     count = min((len(column) for column in sample.values()), default=ROWS)
-    chance = np.sqrt(expected.variance * (1 / num_rows + 1 / min(count, ROWS)))
+    change, variance = expected.change, expected.variance * (1 / num_rows + 1 / min(count, ROWS))
+    if on_the_way is not None:
+        change, variance = change + on_the_way.mean(0) - expected.slopes, variance + on_the_way.var(0)
     precision = (whiten**2) @ prior.sd**-2.0
     return full.Prior(
         mean=np.linalg.solve(whiten.T, prior.mean),
         sd=precision**-0.5,
-        curvature=num_rows * expected.slope + np.diag(precision),
+        curvature=num_rows * change + np.diag(precision),
         error=ERROR / np.sqrt(len(precision)),  # of entries, so that directions err by the same share in any dimension
-        chance=num_rows * chance,
+        chance=num_rows * np.sqrt(variance),
     )
 
 
-def expect(model: Model, release: Release, whiten: np.ndarray, place: np.ndarray) -> Expected:
-    """What `ROWS` rows drawn from the model at this place answer, with covariates of the release's public sample."""
+def expect(model: Model, release: Release, whiten: np.ndarray, place: np.ndarray, count: int = ROWS) -> Expected:
+    """What `count` rows drawn from the model at this place answer, with covariates of the release's public sample."""
     with jax.enable_x64(True):
-        rows = simulated_rows(release.settings["sample"], ROWS)
+        rows = simulated_rows(release.settings["sample"], count)
         sums, slopes = _answers(model)(jnp.asarray(place), whiten, release.plan.clip_norm, *rows)
-    lost, slope = (np.asarray(part) / ROWS for part in sums)
-    return Expected(lost, slope, np.asarray(slopes).var(0))
+    lost, change = (np.asarray(part) / count for part in sums)
+    return Expected(lost, change, np.asarray(slopes).mean(0), np.asarray(slopes).var(0))
 
 
 @lru_cache(maxsize=8)
