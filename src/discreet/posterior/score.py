@@ -6,9 +6,9 @@ is taken out. And they say how answers change as the truth moves away from there
 clipped answer × whole answer), which is the curvature to expect, up to a few per cent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -63,8 +63,10 @@ def solve(
         raise ValueError("scores are read from every point of their trace: run with keep='trace'")
     share = falling if burn_in is None else burn_in
     whiten = release.last[model.dim :].reshape(model.dim, model.dim)
+    sample = {name: np.asarray(column) for name, column in release.settings["sample"].items()}
+    at = partial(expect, model, release.plan.clip_norm, sample, whiten)
     place = tail_mean(release, share)
-    expected = expect(model, release, whiten, place)
+    expected = at(place)
     batch = release.plan.sampling_prob * release.plan.num_rows
     unbiased = replace(release, trace=trace._replace(y=np.asarray(trace.y) + batch * expected.lost))
 
@@ -73,7 +75,7 @@ def solve(
         return found._replace(optimum=found.optimum @ whiten, z=found.z @ whiten)
 
     first = given(_known(release, prior, whiten, expected), PLACES).z
-    on_the_way = [expect(model, release, whiten, (place + z) / 2, AT_ONCE).slopes for z in first]
+    on_the_way = [at((place + z) / 2, AT_ONCE).slopes for z in first]
     return given(_known(release, prior, whiten, expected, np.stack(on_the_way)), draws)
 
 
@@ -101,23 +103,31 @@ def _known(
     )
 
 
-def expect(model: Model, release: Release, whiten: np.ndarray, place: np.ndarray, count: int = ROWS) -> Expected:
-    """What `count` rows drawn from the model at this place answer, with covariates of the release's public sample."""
+def expect(
+    model: Model,
+    clip_norm: float,
+    sample: Mapping[str, np.ndarray],
+    whiten: np.ndarray,
+    place: np.ndarray,
+    count: int = ROWS,
+) -> Expected:
+    """What `count` rows drawn from the model at this place answer, with covariates of the public sample."""
     with jax.enable_x64(True):
-        rows = simulated_rows(release.settings["sample"], count)
-        sums, slopes = _answers(model)(jnp.asarray(place), whiten, release.plan.clip_norm, *rows)
+        sums, slopes = _answers(model, count)(jnp.asarray(place), whiten, clip_norm, dict(sample))
     lost, change = (np.asarray(part) / count for part in sums)
     return Expected(lost, change, np.asarray(slopes).mean(0), np.asarray(slopes).var(0))
 
 
 @lru_cache(maxsize=8)
-def _answers(model: Model) -> Callable:
-    """(z, W, clip norm, covariates, keys) → sums over rows, and slopes of the first ones; compiled once for a model."""
+def _answers(model: Model, count: int) -> Callable:
+    """(z, W, clip norm, sample) → sums over rows, and slopes of the first ones; compiled once for a model."""
 
     def kept(answers, clip_norm):
         return jnp.minimum(1.0, clip_norm / jnp.maximum(jnp.linalg.norm(answers, axis=-1, keepdims=True), 1e-300))
 
-    def answers_of(z, whiten, clip_norm, covariates, keys):
+    def answers_of(z, whiten, clip_norm, sample):
+        covariates, keys = simulated_rows(sample, count)
+
         def add(total, part):
             answers = -gradients_at(model, z, *part) @ whiten.T
             share = kept(answers, clip_norm)
