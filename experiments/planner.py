@@ -110,7 +110,7 @@ def planned(name, epsilon):
     """The planner's choice; its sample of covariates is public, and none of the tables'."""
     one = case(name)
     sample = one.covariates(np.random.default_rng(1), PUBLIC) if one.covariates else None
-    return planner.choose_score(one.model, one.schema, ROWS, epsilon, DELTA, covariates=sample)
+    return planner.choose_score(one.model, one.schema, ROWS, epsilon, DELTA, sample=sample)
 
 
 def read(seed, name, chosen, tables):
@@ -161,7 +161,7 @@ def job(name, epsilon, part):
 
 def line(parts, name, epsilon, method, cells):
     found = scorecard.summary(of_method(parts, method), cells)
-    predicted = planned(name, epsilon).predicted if method == "planner" else None
+    predicted = planned(name, epsilon).width if method == "planner" else None
     return {"model": name, "ε": epsilon, "method": method, **found, "predicted width": predicted}
 
 

@@ -103,7 +103,7 @@ def test_without_a_choice_the_plan_is_made_from_public_facts_alone(monkeypatch):
         seen.append(given)
         return tiny.choice()
 
-    monkeypatch.setitem(planner.METHODS, "dpvi", choose)
+    monkeypatch.setattr(planner, "choose", choose)
     fit(tiny.MODEL, tiny.rows(), **BUDGET, draws=10)
     assert seen == [(tiny.MODEL, tiny.SCHEMA, tiny.NUM_ROWS, tiny.EPSILON, tiny.DELTA)]
 
@@ -133,7 +133,11 @@ def test_sites_are_one_more_method_of_the_same_fit():
         ({"method": "vi"}, "method='vi' must be one of dpvi, sep"),
         ({"method": "sep", "reading": "iterate average"}, "not with iterate average"),
         ({"method": "sep", "options": Options(solver="exact")}, "solver='exact'"),
-        ({"method": "sep", "choice": tiny.choice()}, "leave one of them out"),
+        ({"method": "sep", "choice": tiny.choice()}, "leave method="),
+        ({"sample": {"age": [30]}, "choice": tiny.choice()}, "sample= and values= out"),
+        ({"values": {"clip_norm": 1.0}, "choice": tiny.choice()}, "sample= and values= out"),
+        ({"method": "dpvi", "sample": {"age": [30], "sex": ["f"]}}, "no use for a public sample"),
+        ({"method": "dpvi", "values": {"clip": 1.0}}, r"values=\['clip'\] are none of this choice's"),
     ],
 )
 def test_a_method_that_is_none_or_does_not_fit_is_refused_before_any_row_is_asked(asked, message):

@@ -1,6 +1,7 @@
 """The composition root: the one place where the private and the public half meet."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from discreet import planner
 from discreet.accounting import guarantee
@@ -12,7 +13,7 @@ from discreet.mechanism.rows import Rows, encode
 from discreet.methods import elbo, score, sep, sites
 from discreet.model import Model
 from discreet.posterior import full
-from discreet.posterior.reading import DEFAULTS, SITES, Options, Reading, check_reading, naive_posterior, read
+from discreet.posterior.reading import DEFAULTS, SCORES, Options, Reading, check_reading, naive_posterior, read
 from discreet.posterior.sums import fewest_steps
 from discreet.posterior.trace import TraceError
 from discreet.posterior.types import Posterior
@@ -35,6 +36,8 @@ def fit(
     epsilon: float,
     delta: float,
     method: str | None = None,
+    sample: Any = None,
+    values: Mapping[str, Any] | None = None,
     choice: planner.Choice | None = None,
     noise: streams.Noise | None = None,
     account: Account | None = None,
@@ -46,9 +49,13 @@ def fit(
 ) -> Posterior:
     """The posterior of `model` given `rows`, noise-aware by default, at most (epsilon, delta) under zero-out adjacency.
 
-    `method` is "dpvi" (rows answer with gradients; the default) or "sep" (with the natural parameters of their sites,
-    for GLMs without further parameters). Everything that is not given is chosen in public by the planner; a `choice`
-    that is given has its method. Without `noise` the stream is secure; a simulated stream is for studies, and the
+    Everything that is not given is chosen in public by the planner, and the release says why. `method` is "score" (rows
+    answer with gradients at the iterate itself; where the law of the covariates is public), "dpvi" (with gradients of
+    an ELBO) or "sep" (with the natural parameters of their sites, for GLMs without further parameters); without it the
+    planner takes the sharpest that stays calibrated. `sample` is a public table, raw, whose covariates follow the same
+    law as those of the rows: of another year or place, say. `values` override what was planned, by name: "clip_norm",
+    "steps", "sampling_prob", or a field of the method's settings. A `choice` that is given has its method and values.
+    Without `noise` the stream is secure; a simulated stream is for studies, and the
     posterior's guarantee then says that it is not private. Where the trace cannot be read as asked, the release is not
     lost: the `TraceError` has it as `release`.
 
@@ -58,14 +65,15 @@ def fit(
     if account is not None and checkpoint is not None:
         raise ValueError("give the account to the checkpoint: it is charged once for a run, however often that goes on")
     if choice is None:
-        choose = planner.of_method(method or "dpvi")
-        check_reading(reading, options, SITES if method == "sep" else "mean-field")
+        public = None if sample is None else planner.public_sample(model, rows.schema, sample)
+        choose = planner.of_method(method or _readable(reading, options), public)
         choice = choose(model, rows.schema, rows.num_rows, epsilon, delta)
+        choice = planner.changed(choice, epsilon, delta, values or {})
         payer = account or (checkpoint and checkpoint.account)
         if isinstance(payer, Account) and payer.budget.adaptive:
             choice = planner.roomy(choice)
-    elif method is not None:
-        raise ValueError(f"method={method!r} and a choice, which has its own method: leave one of them out")
+    elif method is not None or sample is not None or values is not None:
+        raise ValueError("a choice has its own method, sample and values: leave method=, sample= and values= out")
     check(model, choice, reading, options)
     kept = checkpoint or Checkpoint(None, account, "fit")
     stream = kept.noise(noise or streams.secure())
@@ -94,6 +102,15 @@ def check(model: Model, choice: planner.Choice, reading: Reading = "noise-aware"
     check_reading(reading, options, choice.family)
     if 0.8 * choice.plan.steps < fewest_steps(model.dim):
         raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")
+
+
+def _readable(reading: Reading, options: Options) -> str | None:
+    """The method to take where scores cannot be read as asked; None leaves it to the planner."""
+    try:
+        check_reading(reading, options, SCORES)
+    except ValueError:
+        return "dpvi"
+    return None
 
 
 def question(model: Model, schema: Schema, choice: planner.Choice) -> Query:

@@ -96,16 +96,15 @@ def make(name, recipe=VANILLA, num_rows=40, steps=6, sampling_prob=0.25, clip_no
     limit = None if whole else default_batch_limit(num_rows, sampling_prob)
     plan = Plan(num_rows, steps, sampling_prob, clip_norm, noise_multiplier, limit, recipe.noise_kind)
     if recipe.variant == SCORE:
-        return plan, score.query(model, plan, simple_scores(model)), rows
+        return plan, score.query(model, plan, simple_scores(model, rows)), rows
     return plan, elbo.query(model, plan, simple_settings(model, recipe)), rows
 
 
-def simple_scores(model):
-    """Settings of a score query that any model can run with: information that grows with z."""
-    dim = model.dim
-    size = np.full(dim, 0.5), np.full(dim, 0.8), np.tile(np.linspace(-0.5, 0.5, 1 + 2 * dim), (dim, 1))
-    known = score.Information(*size, np.full(dim, -3.0), np.full(dim, 3.0))
-    return score.Settings(np.linspace(-0.2, 0.3, dim), known, np.full(dim, 0.7), 0.1, 0.01, 0.5, {})
+def simple_scores(model, rows):
+    """Settings of a score query that any model can run with: the rows' own covariates are its public sample."""
+    dim, columns = model.dim, {name: np.ravel(column)[:100] for name, column in rows._columns.items()}
+    sample = {name: columns[name] for name in model.columns if name not in model.outcome}
+    return score.Settings(np.linspace(-0.2, 0.3, dim), np.full(dim, 0.7), 0.1, 0.01, 0.5, sample)
 
 
 def first_question(query, key=None):
@@ -117,7 +116,7 @@ def first_question(query, key=None):
 EVERY = [(name, VANILLA) for name in MODELS] + [("logistic", recipe) for recipe in RECIPES]
 EVERY += [(name, Recipe(variant)) for name in ("gaussian", "beta-bernoulli") for variant in elbo.VARIANTS]
 EVERY += [("network", Recipe("aligned")), ("network", Recipe(draws=1))]
-EVERY += [(name, Recipe(SCORE, draws=1)) for name in ("gaussian", "poisson", "beta-bernoulli", "network")]
+EVERY += [(name, Recipe(SCORE, draws=1)) for name in ("gaussian", "poisson", "beta-bernoulli", "logistic")]
 EVERY += [  # of several draws, aligned answers would have the noise of a sum: not Laplace
     ("logistic", Recipe("preconditioned", noise_kind="laplace")),
     ("beta-bernoulli", Recipe(noise_kind="laplace")),

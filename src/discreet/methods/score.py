@@ -140,8 +140,8 @@ def whitening(information: Any, prior_precision: Any, num_rows: Any, xp: Any = j
     `information` (…, d, d) is F, of a row; P the diagonal `prior_precision`.
     """
     sd = prior_precision**-0.5
-    values, vectors = xp.linalg.eigh(information * sd[:, None] * sd + xp.eye(len(sd)) / num_rows)
-    return xp.swapaxes(vectors * xp.maximum(values, 1 / num_rows)[..., None, :] ** -0.5, -1, -2) * sd
+    values, vectors = xp.linalg.eigh(information * (sd[:, None] * sd[None]) + xp.eye(len(sd)) / num_rows)
+    return xp.swapaxes(vectors * xp.maximum(values, 1 / num_rows)[..., None, :] ** -0.5, -1, -2) * sd[None]
 
 
 def _whitening_at(model: Model, constants: Constants, z: Array, count: int) -> Array:

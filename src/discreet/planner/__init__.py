@@ -1,15 +1,18 @@
 """Public choices from the model's prior and the schema alone: they cost no privacy and never see rows."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import numpy as np
 from scipy import stats
 
 from discreet.model import Model
 from discreet.planner.gradients import choose
-from discreet.planner.prior_rows import Choice, PriorRows, simulate_rows, varied_column
-from discreet.planner.score import choose_score
+from discreet.planner.prior_rows import Choice, PriorRows, changed, simulate_rows, varied_column
+from discreet.planner.score import choose_score, covariates_of, why_not
 from discreet.planner.sites import choose_sites
 from discreet.schema import Schema
 
@@ -21,21 +24,60 @@ __all__ = [
     "METHODS",
     "Choice",
     "PriorRows",
+    "changed",
     "choose",
+    "choose_best",
     "choose_score",
     "choose_sites",
     "of_method",
+    "public_sample",
     "roomy",
     "simulate_rows",
     "varied_column",
 ]
 
 
-def of_method(name: str) -> Callable[[Model, Schema, int, float, float], Choice]:
-    """What makes the public choices of the method of this name."""
+def choose_best(
+    model: Model,
+    schema: Schema,
+    num_rows: int,
+    epsilon: float,
+    delta: float,
+    *,
+    sample: Mapping[str, np.ndarray] | None = None,
+) -> Choice:
+    """The public choices of the sharpest method that stays calibrated with what is known: scores, or else DPVI.
+
+    Scores need the law of the covariates: there are none, or a public `sample` of encoded columns has it.
+    """
+    why = why_not(model, schema, sample)
+    if why is None:
+        choice = choose_score(model, schema, num_rows, epsilon, delta, sample=sample)
+        reason = "method score: the law of rows is public given the parameters, and scores tell the most of these"
+    else:
+        choice, reason = choose(model, schema, num_rows, epsilon, delta), f"method dpvi: {why}"
+    return choice._replace(reasons=(reason, *choice.reasons))
+
+
+def of_method(name: str | None, sample: Mapping[str, np.ndarray] | None = None) -> Callable[..., Choice]:
+    """What makes the public choices of the method of this name, or of the best one: (model, schema, num_rows, ε, δ)."""
+    if name is None:
+        return partial(choose_best, sample=sample)
     if name not in METHODS:
         raise ValueError(f"method={name!r} must be one of {', '.join(METHODS)}")
+    if name == "score":
+        return partial(choose_score, sample=sample)
+    if sample is not None:
+        raise ValueError(f"method={name!r} has no use for a public sample: leave it out, or choose method='score'")
     return METHODS[name]
+
+
+def public_sample(model: Model, schema: Schema, table: Any) -> dict[str, np.ndarray]:
+    """The covariates of a public table, encoded: any table that `Schema.encode` reads."""
+    wanted = covariates_of(model)
+    if not wanted:
+        raise ValueError("this model has no covariates, so that there is nothing to sample: leave the public table out")
+    return replace(schema.select(wanted), unit=None).encode(table)
 
 
 def roomy(choice: Choice) -> Choice:

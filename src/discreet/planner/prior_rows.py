@@ -1,7 +1,9 @@
 """What rows look like before any data is seen, by simulation from the prior, and what every choice has in common."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,14 +26,15 @@ UNIT_SEED = 4
 class Choice(NamedTuple):
     """A plan, what is asked under it, what is known of each parameter in public, and the reasons.
 
-    `predicted` is how many times as wide as without privacy the posterior is expected to be, if that is known.
+    `predicted` (d,) is how many times as wide as without privacy each parameter's interval is expected to be, in a
+    typical table; None where that is not known.
     """
 
     plan: Plan
     settings: elbo.Settings | sep.Settings | score.Settings
     prior: full.Prior
     reasons: tuple[str, ...]
-    predicted: float | None = None
+    predicted: np.ndarray | None = None
 
     @property
     def family(self) -> str:
@@ -40,11 +43,17 @@ class Choice(NamedTuple):
             return self.settings.family.name
         return SITES if isinstance(self.settings, sep.Settings) else SCORES
 
+    @property
+    def width(self) -> float | None:
+        """`predicted`, on average over parameters."""
+        return None if self.predicted is None else float(np.mean(self.predicted))
+
     def facts(self) -> dict:
         """What a release should say about the choice, as plain values."""
         known = {name: values for name, values in self.prior._asdict().items() if values is not None}
         prior = {name: np.asarray(values).tolist() for name, values in known.items()}
-        return {"prior": prior, "reasons": list(self.reasons)}
+        predicted = None if self.predicted is None else np.asarray(self.predicted).tolist()
+        return {"prior": prior, "reasons": list(self.reasons), "predicted": predicted}
 
 
 class PriorRows(NamedTuple):
@@ -67,12 +76,18 @@ def simulate_rows(
     """Rows drawn from the prior predictive, `rows` for each of `tables` prior draws.
 
     Covariates are those of a public `sample` of encoded columns, or made up for each table within what is declared.
+    The last ones are kept: plans for several budgets look at the same rows.
     """
+    frozen = tuple((name, column.dtype.str, column.tobytes()) for name, column in (sample or {}).items())
+    return _simulated(model, schema, seed, (tables, rows), frozen)
+
+
+@lru_cache(maxsize=1)
+def _simulated(model: Model, schema: Schema, seed: int, shape: tuple[int, int], sample: tuple) -> PriorRows:
     rng = np.random.default_rng(seed)
-    shape = tables, rows
     shaped = {column.name: varied_column(rng, column, *shape) for column in schema.columns}
-    shaped |= score.resampled(rng, sample or {}, shape)
-    keys = jax.random.split(jax.random.key(seed), tables)
+    shaped |= score.resampled(rng, {name: np.frombuffer(column, kind) for name, kind, column in sample}, shape)
+    keys = jax.random.split(jax.random.key(seed), shape[0])
 
     def table(key, rows):
         z, rows = simulate_table(model, key, rows)
@@ -144,6 +159,29 @@ def plan_for(schema: Schema, num_rows: int, steps: int, epsilon: float, delta: f
     limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, rate)
     unit = "row" if schema.unit is None else schema.unit.column
     return calibrate(Plan(num_rows, steps, rate, 1.0, 1.0, limit, unit=unit), epsilon, delta)
+
+
+def changed(choice: Choice, epsilon: float, delta: float, values: Mapping[str, Any]) -> Choice:
+    """The choice with other values of its plan or settings, by name; its noise meets the budget again.
+
+    What was predicted of it, is no longer.
+    """
+    plan, settings = choice.plan, choice.settings
+    own = {"steps", "sampling_prob", "clip_norm"}
+    known = own | set(settings._fields)
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(f"values={unknown} are none of this choice's: it has {', '.join(sorted(known))}")
+    if not values:
+        return choice
+    plan = replace(plan, **{name: value for name, value in values.items() if name in own})
+    if plan.batch_limit is not None and "sampling_prob" in values:
+        plan = replace(plan, batch_limit=default_batch_limit(plan.num_rows, plan.sampling_prob))
+    if {"steps", "sampling_prob"} & set(values):
+        plan = calibrate(plan, epsilon, delta)
+    settings = settings._replace(**{name: value for name, value in values.items() if name not in own})
+    given = tuple(f"{name} {value}: given" for name, value in values.items())
+    return choice._replace(plan=plan, settings=settings, reasons=(*choice.reasons, *given), predicted=None)
 
 
 def by_unit(schema: Schema, values: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from discreet.plan import Plan
 from discreet.planner.prior_rows import STEPS, Choice, plan_for, reasons_of, simulate_rows
 from discreet.posterior import full
 from discreet.posterior.score import ERROR
+from discreet.posterior.score import ROWS as SIMULATED
 from discreet.schema import Schema
 
 TABLES, ROWS = 64, 2**13
@@ -29,21 +30,20 @@ def choose_score(
     delta: float,
     *,
     steps: int = STEPS,
-    covariates: Mapping[str, np.ndarray] | None = None,
+    sample: Mapping[str, np.ndarray] | None = None,
 ) -> Choice:
     """κ = .1 or a batch of 1000, whichever is smaller, and 10⁴ steps; everything else by simulation.
 
-    `covariates` is a public sample of encoded columns, of any length, whose law the table's rows are known to follow;
-    a model without covariates needs none. A model is refused if in some direction its rows tell much less than in any
-    coordinate: rows are whitened coordinate by coordinate, and there noise would be too loud to be called a line.
+    `sample` is a public one of encoded columns, of any length, whose law the table's covariates are known to follow; a
+    model without covariates needs none.
 
-    The information of a row is found as a function of z, from rows simulated at prior draws. The clip norm is the one
-    with the narrowest posterior to expect, bias counted double. The last steps are so short that iterates wander less
-    than a fifth of a unit (in which a row's answer is about one in each coordinate): wandering bends what is read as a
-    line, and inflates variances.
+    Rows simulated at prior draws are whitened as they will be. The clip norm is the one with the narrowest posterior to
+    expect; what clipping takes is put back when scores are read, and still counts a little, because not every row
+    follows the model. The last steps are so short that iterates wander less than a fifth of a unit (in which a row's
+    answer is about one in each direction): wandering bends what is read as a line, and inflates variances.
     """
-    sample = _sample(model, schema, covariates)
-    simulated = simulate_rows(model, schema, tables=TABLES, rows=ROWS, sample=sample)
+    kept = _kept_of(model, schema, sample)
+    simulated = simulate_rows(model, schema, tables=TABLES, rows=ROWS, sample=kept)
     mean, sd = prior_moments(model)
     gradients, others = np.split(np.nan_to_num(simulated.gradients, posinf=0, neginf=0), 2, axis=1)
     information = np.swapaxes(others, 1, 2) @ others / others.shape[1]  # units are of other rows than those in them
@@ -52,40 +52,49 @@ def choose_score(
     whiten = score.whitening(information, sd**-2, num_rows, np)
     answers = gradients @ np.swapaxes(whiten, 1, 2)
     plan = plan_for(schema, num_rows, steps, epsilon, delta)
-    plan = replace(plan, clip_norm=_clip_norm(plan, answers))
+    by_chance = 1 / min((len(column) for column in kept.values()), default=SIMULATED)
+    plan = replace(plan, clip_norm=_clip_norm(plan, answers, by_chance))
     moved = np.linalg.solve(np.swapaxes(whiten, 1, 2), (simulated.z - mean)[..., None])[..., 0]
     first, last, falling = _schedule(plan, answers, np.median(np.abs(moved).max(1)))
-    by_chance = 1 / num_rows + 1 / min((len(column) for column in sample.values()), default=num_rows)
-    wrong = np.sqrt(by_chance + TWO_ERRORS * ERROR**2 / model.dim)
-    width = _width(plan, answers, whiten, sd**-2 / num_rows, falling, wrong)
-    settings = score.Settings(mean, sd**-2, first, last, falling, sample)
+    wrong = np.sqrt(1 / num_rows + by_chance + TWO_ERRORS * ERROR**2 / model.dim)
+    predicted = _widths(plan, answers, whiten, sd**-2 / num_rows, falling, wrong)
+    settings = score.Settings(mean, sd**-2, first, last, falling, kept)
     prior = full.Prior(mean, sd, num_rows * np.diagonal(information, axis1=1, axis2=2).mean(0) + sd**-2)
     reasons = (
-        f"clip_norm {plan.clip_norm:.4g} whitened units: the narrowest posterior to expect, {width:.3g} times as wide "
-        "as without privacy",
+        f"clip_norm {plan.clip_norm:.4g} whitened units: the narrowest posterior to expect, "
+        f"{predicted.mean():.3g} times as wide as without privacy",
         f"steps close {first:.3g} of a distance at first and {last:.3g} after {falling:.0%}: iterates arrive, and then "
         f"wander less than {WANDER:g} units",
     )
-    return Choice(plan, settings, prior, (*reasons_of(plan), *reasons), width)
+    return Choice(plan, settings, prior, (*reasons_of(plan), *reasons), predicted)
 
 
-def _sample(model: Model, schema: Schema, covariates: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-    """What of the public sample a release keeps: some rows of the covariates; nothing where there are none."""
+def why_not(model: Model, schema: Schema, sample: Mapping[str, np.ndarray] | None) -> str | None:
+    """Why rows cannot be asked for scores; None if they can."""
+    unknown = [name for name in covariates_of(model) if name not in (sample or {})]
     if schema.unit is not None:
-        raise ValueError(f"scores are of rows, not of units ({schema.unit.column!r}): choose method='dpvi'")
-    wanted = [name for name in model.columns if name not in model.outcome]
-    if wanted and covariates is None:
-        raise ValueError(
-            f"scores need the law of the covariates {wanted}: give planner.choose_score a public sample of them, "
-            "covariates={name: encoded values}, or choose method='dpvi'"
-        )
-    missing = [name for name in wanted if name not in (covariates or {})]
-    if missing:
-        raise ValueError(f"the public sample of covariates lacks {missing}: give every covariate of the model")
-    return {name: np.asarray((covariates or {})[name])[:KEPT] for name in wanted}
+        return f"scores are of rows, and {schema.unit.column!r} may have several"
+    if model.dim > full.MOST_PARAMETERS:
+        return f"scores are read with a dense curvature, for {full.MOST_PARAMETERS} parameters at most"
+    if unknown:
+        return f"the law of {', '.join(unknown)} is not public: no sample of it was given"
+    return None
 
 
-def _clip_norm(plan: Plan, answers: np.ndarray) -> float:
+def covariates_of(model: Model) -> list[str]:
+    """The columns that the model does not make."""
+    return [name for name in model.columns if name not in model.outcome]
+
+
+def _kept_of(model: Model, schema: Schema, sample: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    """What of the public sample a release keeps: some rows of the covariates; nothing where there are none."""
+    why = why_not(model, schema, sample)
+    if why is not None:
+        raise ValueError(f"{why}; give sample=, a public table with these columns, or choose method='dpvi'")
+    return {name: np.asarray((sample or {})[name])[:KEPT] for name in covariates_of(model)}
+
+
+def _clip_norm(plan: Plan, answers: np.ndarray, by_chance: float) -> float:
     """The clip norm of least variance and bias, which counts double, in all but the worst fiftieth of the tables.
 
     Whitened answers are alike from table to table, so that holding nearly all of them costs little.
@@ -93,8 +102,10 @@ def _clip_norm(plan: Plan, answers: np.ndarray) -> float:
     norms = np.linalg.norm(answers, axis=-1)
 
     def loss(clip_norm):
-        variance, bias = _variance(plan, answers, _kept(norms, clip_norm), clip_norm)
-        return np.quantile(variance.mean(1) + BIAS_WEIGHT * (bias**2).sum(1), HELD)
+        kept = _kept(norms, clip_norm)
+        variance, bias = _variance(plan, answers, kept, clip_norm)
+        unknown = by_chance * (((1 - kept) * answers) ** 2).mean(1)
+        return np.quantile((variance + unknown).mean(1) + BIAS_WEIGHT * (bias**2).sum(1), HELD)
 
     typical = np.median(np.quantile(norms, SHORTEST, axis=1))
     longest = max(typical, np.quantile(norms.max(1), HELD))
@@ -118,10 +129,10 @@ def _variance(plan: Plan, answers: np.ndarray, kept: np.ndarray, clip_norm: floa
     return variance, ((1 - kept) * answers).mean(1) / seen
 
 
-def _width(
+def _widths(
     plan: Plan, answers: np.ndarray, whiten: np.ndarray, prior: np.ndarray, falling: float, wrong: float
-) -> float:
-    """How many times as wide as without privacy the posterior is expected to be, on average over parameters.
+) -> np.ndarray:
+    """How many times as wide as without privacy each parameter's posterior is expected to be, in a typical table.
 
     `prior` (d,) is the prior's share of a row's curvature; `wrong` the sd of what is not known of the entries of the
     curvature, which is drawn. As `_variance`, with all that coordinates share.
@@ -135,7 +146,7 @@ def _width(
     inverse = vectors / np.maximum(values, FLATTEST)[:, None] @ np.swapaxes(vectors, 1, 2)
     noise = (plan.noise_std / plan.sampling_prob) ** 2 / plan.num_rows / ((1 - falling) * plan.steps)
     variance, without = (across @ part @ whiten for part in (inverse + noise * inverse @ inverse, np.linalg.inv(whole)))
-    return float(np.median(np.sqrt(np.diagonal(variance / without, axis1=1, axis2=2)).mean(1)))
+    return np.median(np.sqrt(np.diagonal(variance / without, axis1=1, axis2=2)), axis=0)
 
 
 def _schedule(plan: Plan, answers: np.ndarray, distance: float) -> tuple[float, float, float]:

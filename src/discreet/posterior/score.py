@@ -29,12 +29,14 @@ class Expected(NamedTuple):
     """What rows drawn from the model at a place answer there.
 
     lost      (d,)     what clipping takes from an answer, on average
+    spread    (d, d)   covariance of what it takes
     change    (d, d)   how the mean answer changes as the truth moves
     slopes    (d, d)   how it changes as the iterate moves, from fewer rows: about the same, and quieter
     variance  (d, d)   of a row's slopes, entry by entry
     """
 
     lost: np.ndarray
+    spread: np.ndarray
     change: np.ndarray
     slopes: np.ndarray
     variance: np.ndarray
@@ -52,7 +54,8 @@ def solve(
 ) -> full.Draws:
     """Draws of the optimum and of z; `prior` has the prior's mean and sd.
 
-    Steps that fell are left out: in them the units of answers changed.
+    Steps that fell are left out: in them the units of answers changed. What clipping takes is known as well as the
+    public sample is long: draws are spread by what is left open.
     """
     falling, trace = release.settings["falling"], release.trace
     if burn_in is not None and burn_in < falling:
@@ -70,26 +73,34 @@ def solve(
     batch = release.plan.sampling_prob * release.plan.num_rows
     unbiased = replace(release, trace=trace._replace(y=np.asarray(trace.y) + batch * expected.lost))
 
-    def given(known, draws):
-        found = full.solve(rng, unbiased, known, draws, burn_in=share, subsampling=subsampling, arrived=True)
-        return found._replace(optimum=found.optimum @ whiten, z=found.z @ whiten)
+    count = min((len(column) for column in sample.values()), default=ROWS)
 
-    first = given(_known(release, prior, whiten, expected), PLACES).z
-    on_the_way = [at((place + z) / 2, AT_ONCE).slopes for z in first]
-    return given(_known(release, prior, whiten, expected, np.stack(on_the_way)), draws)
+    def given(on_the_way, draws):
+        known = _known(release, prior, whiten, expected, count, on_the_way)
+        found = full.solve(rng, unbiased, known, draws, burn_in=share, subsampling=subsampling, arrived=True)
+        wrong = rng.multivariate_normal(np.zeros(model.dim), expected.spread / min(count, ROWS), draws)
+        moved = np.linalg.solve(known.curvature / release.plan.num_rows, wrong.T).T
+        return found._replace(optimum=(found.optimum + moved) @ whiten, z=(found.z + moved) @ whiten)
+
+    first = given(None, PLACES).z
+    return given(np.stack([at((place + z) / 2, AT_ONCE).slopes for z in first]), draws)
 
 
 def _known(
-    release: Release, prior: full.Prior, whiten: np.ndarray, expected: Expected, on_the_way: np.ndarray | None = None
+    release: Release,
+    prior: full.Prior,
+    whiten: np.ndarray,
+    expected: Expected,
+    count: int,
+    on_the_way: np.ndarray | None,
 ) -> full.Prior:
     """The prior in units of the answers, and the curvature to expect.
 
-    The table is one of many, and so is the public sample: entries differ by chance, as much as those of rows do. They
-    also differ on the way to the truth: `on_the_way` (places, d, d) are slopes half way to where it may be. On top of
-    that directions err by `ERROR`, because rows follow the model in part only, and a trace is a line in part only.
+    The table is one of many, and so is the public sample, of `count` rows: entries differ by chance, as those of rows
+    do. They also differ on the way to the truth: `on_the_way` (places, d, d) are slopes half way to where it may be. On
+    top of that directions err by `ERROR`: rows follow the model in part only, and a trace is a line in part only.
     """
-    num_rows, sample = release.plan.num_rows, release.settings["sample"]
-    count = min((len(column) for column in sample.values()), default=ROWS)
+    num_rows = release.plan.num_rows
     change, variance = expected.change, expected.variance * (1 / num_rows + 1 / min(count, ROWS))
     if on_the_way is not None:
         change, variance = change + on_the_way.mean(0) - expected.slopes, variance + on_the_way.var(0)
@@ -114,8 +125,8 @@ def expect(
     """What `count` rows drawn from the model at this place answer, with covariates of the public sample."""
     with jax.enable_x64(True):
         sums, slopes = _answers(model, count)(jnp.asarray(place), whiten, clip_norm, dict(sample))
-    lost, change = (np.asarray(part) / count for part in sums)
-    return Expected(lost, change, np.asarray(slopes).mean(0), np.asarray(slopes).var(0))
+    lost, square, change = (np.asarray(part) / count for part in sums)
+    return Expected(lost, square - np.outer(lost, lost), change, np.asarray(slopes).mean(0), np.asarray(slopes).var(0))
 
 
 @lru_cache(maxsize=8)
@@ -131,7 +142,8 @@ def _answers(model: Model, count: int) -> Callable:
         def add(total, part):
             answers = -gradients_at(model, z, *part) @ whiten.T
             share = kept(answers, clip_norm)
-            found = ((1 - share) * answers).sum(0), (share * answers).T @ answers
+            lost = (1 - share) * answers
+            found = lost.sum(0), lost.T @ lost, (share * answers).T @ answers
             return jax.tree.map(jnp.add, total, found), None
 
         def slope(key, row):
@@ -145,7 +157,7 @@ def _answers(model: Model, count: int) -> Callable:
             return jnp.where(jnp.isfinite(found).all(), (found + found.T) / 2, 0.0)
 
         parts = jax.tree.map(lambda column: column.reshape(-1, AT_ONCE, *column.shape[1:]), (covariates, keys))
-        sums, _ = jax.lax.scan(add, (jnp.zeros_like(z), jnp.zeros_like(whiten)), parts)
+        sums, _ = jax.lax.scan(add, (jnp.zeros_like(z), jnp.zeros_like(whiten), jnp.zeros_like(whiten)), parts)
         first, keys = jax.tree.map(lambda column: column[:AT_ONCE], (covariates, keys))
         return sums, jax.vmap(slope)(keys, first)
 
