@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from discreet.fitting import Rows
     from discreet.ledger import Account
     from discreet.model import Model
+    from discreet.planner.outlook import Chooser, Curves
     from discreet.posterior.types import Posterior
     from discreet.schema import Schema
 
@@ -34,7 +35,10 @@ app = typer.Typer(
 _out, _err = Console(), Console(stderr=True)
 INTERRUPTED, ASKED = 130, "asked.json"
 _JSON = Annotated[bool, typer.Option("--json", help="print JSON")]
-_METHOD = Annotated[str, typer.Option(help="dpvi, or sep: expectation propagation")]
+_METHOD = Annotated[str | None, typer.Option(help="score, dpvi or sep; the planner chooses if not given")]
+_SAMPLE = Annotated[
+    Path | None, typer.Option(help="a PUBLIC table whose covariates follow the same law; makes fits sharper")
+]
 _COVARIATES = Annotated[str | None, typer.Option(help="comma-separated; all other columns if not given")]
 _FAMILY = Annotated[str, typer.Option(help="gaussian, logistic, probit or poisson")]
 _OUTCOME = Annotated[str, typer.Option(help="the column to explain")]
@@ -42,12 +46,13 @@ _SCHEMA = Annotated[Path, typer.Option(help="the schema, a TOML file")]
 _TABLE = Annotated[Path, typer.Argument(help="a CSV or Parquet file, or a folder that discreet encode wrote")]
 _EPSILON = Annotated[float, typer.Option(help="privacy budget ε")]
 _DELTA = Annotated[float, typer.Option(help="privacy budget δ, well below one over the number of rows")]
+_ROWS = Annotated[int, typer.Option(help="number of rows of the table that will be asked")]
 _OUT = Annotated[Path, typer.Option(help="folder for the results; must not exist")]
 _LEDGER_OPTION = Annotated[Path | None, typer.Option(help="the ledger that keeps the data set's budget")]
 _DATASET = Annotated[str | None, typer.Option(help="the data set's name in the ledger")]
 # What a fit was asked, as its checkpoint keeps it.
-_ASKED: dict[str, Any] = dict.fromkeys(("table", "schema", "out", "outcome", "family", "method", "reading"), str)
-_ASKED |= dict.fromkeys(("ledger", "covariates", "solver", "dataset"), str | None)
+_ASKED: dict[str, Any] = dict.fromkeys(("table", "schema", "out", "outcome", "family", "reading"), str)
+_ASKED |= dict.fromkeys(("ledger", "covariates", "sample", "method", "solver", "dataset"), str | None)
 _ASKED |= {"epsilon": float | int, "delta": float | int, "simulate": int | None}
 _SIMULATE = Annotated[int | None, typer.Option(help="a seed: a rehearsal with known noise, NOT private")]
 
@@ -159,7 +164,8 @@ def fit(
     delta: _DELTA,
     out: _OUT,
     covariates: _COVARIATES = None,
-    method: _METHOD = "dpvi",
+    sample: _SAMPLE = None,
+    method: _METHOD = None,
     reading: Annotated[str, typer.Option(help="noise-aware, iterate average or last iterate")] = "noise-aware",
     solver: Annotated[str | None, typer.Option(help="full, exact, nuts or laplace; chosen if not given")] = None,
     ledger: _LEDGER_OPTION = None,
@@ -178,7 +184,7 @@ def fit(
         raise ValueError(
             f"{folder} is of a run that was cut short: go on with discreet resume, or choose another --out"
         )
-    paths = {"table": table, "schema": schema, "out": out, "ledger": ledger}
+    paths = {"table": table, "schema": schema, "out": out, "ledger": ledger, "sample": sample}
     values = {"outcome": outcome, "family": family, "epsilon": epsilon, "delta": delta, "covariates": covariates}
     choices = {"method": method, "reading": reading, "solver": solver, "dataset": dataset, "simulate": simulate}
     asked = {name: None if path is None else os.path.abspath(path) for name, path in paths.items()} | values | choices
@@ -237,6 +243,7 @@ def _fit(asked: Mapping[str, Any], out: Path, as_json: bool) -> None:
 
     account, model, rows = _given(asked)
     budget = {name: asked[name] for name in ("epsilon", "delta", "method", "reading")}
+    budget["sample"] = None if asked["sample"] is None else Path(asked["sample"])
     options = Options(solver=asked["solver"])
     noise = None if asked["simulate"] is None else simulated(asked["simulate"])
     title = _title(asked)
@@ -258,7 +265,8 @@ def tune(
     delta: _DELTA,
     out: _OUT,
     covariates: _COVARIATES = None,
-    method: _METHOD = "dpvi",
+    sample: _SAMPLE = None,
+    method: _METHOD = None,
     clip: Annotated[str, typer.Option(help="candidates: clip norms, as multiples of the planned one")] = "0.5,1,2",
     trials: Annotated[float, typer.Option(help="how many to try, on average; how many it were is never told")] = 10,
     law: Annotated[str, typer.Option(help="of the number of trials: logarithmic or geometric")] = "logarithmic",
@@ -273,7 +281,6 @@ def tune(
     trial gets a part of the budget. How long the search takes tells how many trials there were: keep that to yourself.
     """
     from discreet.fitting import Checkpoint
-    from discreet.planner import of_method
     from discreet.tune import prepare
     from discreet.tune import tune as run_search
 
@@ -282,7 +289,7 @@ def tune(
     asked |= {"delta": delta, "covariates": covariates, "dataset": dataset}
     factors = _numbers("clip", clip)
     account, model, rows = _given(asked)
-    choice = of_method(method)(model, rows.schema, rows.num_rows, epsilon, delta)
+    choice = _chooser(model, rows.schema, sample, method, delta)(rows.num_rows, epsilon)
     candidates = {
         f"clip norm × {factor:g}": choice._replace(plan=replace(choice.plan, clip_norm=factor * choice.plan.clip_norm))
         for factor in factors
@@ -312,16 +319,32 @@ def _spent(account: "Account | None", run: str) -> str:
 
 def _given(asked: Mapping[str, Any]) -> "tuple[Account | None, Model, Rows]":
     """The account, the model and the rows that a command asks for."""
-    from discreet.families.glm import glm
     from discreet.fitting import encode
-    from discreet.schema import Schema
 
     account = _account(asked)
-    declared, outcome = Schema.load(Path(asked["schema"])), asked["outcome"]
-    model = glm(asked["family"], outcome, _covariates(asked["covariates"], outcome, declared), declared)
-    rows = encode(Path(asked["table"]), declared.select(model.columns))
+    model, declared = _declared(Path(asked["schema"]), asked["outcome"], asked["family"], asked["covariates"])
+    rows = encode(Path(asked["table"]), declared)
     _warn_of_delta(asked["delta"], rows.num_rows)
     return account, model, rows
+
+
+def _declared(schema: Path, outcome: str, family: str, covariates: str | None) -> "tuple[Model, Schema]":
+    """The model of a regression, and the schema of its columns."""
+    from discreet.families.glm import glm
+    from discreet.schema import Schema
+
+    declared = Schema.load(schema)
+    model = glm(family, outcome, _covariates(covariates, outcome, declared), declared)
+    return model, declared.select(model.columns)
+
+
+def _chooser(model: "Model", declared: "Schema", sample: Path | None, method: str | None, delta: float) -> "Chooser":
+    """(num_rows, ε) → what the planner would choose."""
+    from discreet.planner import of_method, public_sample
+
+    public = None if sample is None else public_sample(model, declared, sample)
+    choose = of_method(method, public)
+    return lambda rows, epsilon: choose(model, declared, rows, epsilon, delta)
 
 
 def _account(asked: Mapping[str, Any]) -> "Account | None":
@@ -363,15 +386,96 @@ def _checkpoint_of(out: Path) -> Path:
 
 
 @app.command()
+def plan(
+    schema: _SCHEMA,
+    outcome: _OUTCOME,
+    family: _FAMILY,
+    epsilon: _EPSILON,
+    delta: _DELTA,
+    rows: _ROWS,
+    covariates: _COVARIATES = None,
+    sample: _SAMPLE = None,
+    method: _METHOD = None,
+    rehearsals: Annotated[int, typer.Option(help="made-up tables to fit; 0 for none")] = 20,
+    curve: Annotated[str | None, typer.Option(help="further ε, such as .1,.3,1,3: widths against ε and rows")] = None,
+    out: Annotated[Path | None, typer.Option(help="where to draw the curve, an SVG file; must not exist")] = None,
+    as_json: _JSON = False,
+):
+    """Say what a fit would do, and why, before anything is spent: its plan, the widths to expect, coverage, run time.
+
+    No table is read. Widths are those of the private posterior over the non-private one's. Coverage, run time and the
+    widths beside the predicted ones are of made-up tables, whose rows follow the model.
+    """
+    from discreet.evaluate.rehearsal import rehearse
+    from discreet.planner import outlook, public_sample
+    from discreet.posterior.reading import parameter_names
+    from discreet.report.curve import draw_curve
+
+    if out is not None:
+        _refuse_unwritable(out)
+    if rehearsals < 0:
+        raise ValueError(f"rehearsals={rehearsals} must not be negative")
+    model, declared = _declared(schema, outcome, family, covariates)
+    choose, names = _chooser(model, declared, sample, method, delta), parameter_names(model)
+    _warn_of_delta(delta, rows)
+    with _err.status("planning"):
+        choice = choose(rows, epsilon)
+        said = outlook.warnings(choose, choice, epsilon, names)
+        curves = None if curve is None else outlook.curves(choose, rows, epsilon, _numbers("curve", curve))
+    tried = None
+    if rehearsals:
+        public = None if sample is None else public_sample(model, declared, sample)
+        track = _progress(f"rehearsing {rehearsals} fits")
+        tried = rehearse(model, declared, choice, rehearsals, delta=delta, sample=public, progress=track)
+    if out is not None:
+        if curves is None:
+            raise ValueError("--out is for the picture of a curve: give --curve .1,.3,1,3, too")
+        draw_curve(out, curves, rows, epsilon)
+    if as_json:
+        facts: dict[str, Any] = {"plan": choice.plan.to_dict(), **choice.facts(), "warnings": said}
+        facts |= {"parameters": names, "rehearsed": None if tried is None else tried.to_dict()}
+        typer.echo(json.dumps(facts | {"curves": None if curves is None else curves.to_dict()}))
+        return
+    for reason in choice.reasons:
+        _say(_out, f"· {reason}")
+    table = Table("parameter", "width ÷ non-private, predicted", *(["rehearsed"] if tried else []))
+    for place, name in enumerate(names):
+        numbers = [choice.predicted[place]] if choice.predicted is not None else [float("nan")]
+        numbers += [tried.widths[place]] if tried else []
+        table.add_row(Text(name), *(f"{number:.2f}" for number in numbers))
+    _out.print(table)
+    if curves is not None:
+        _out.print(_of_curves(curves))
+    if tried is not None:
+        share = f"{tried.coverage:.0%} ± {tried.error:.0%}"
+        _say(
+            _out,
+            f"90 % intervals held {share} of the truths of {rehearsals} rehearsals; a fit took {tried.seconds:.1f} s",
+        )
+    for text in said:
+        _say(_err, f"warning: {text}", "bold yellow")
+    if out is not None:
+        _say(_err, f"wrote {out}")
+
+
+def _of_curves(curves: "Curves") -> Table:
+    table = Table("mean width ÷ non-private", *(f"ε = {epsilon:g}" for epsilon in curves.epsilons))
+    for rows, widths in zip(curves.rows, curves.widths, strict=True):
+        table.add_row(f"{rows} rows", *(f"{width:.2f}" for width in widths))
+    return table
+
+
+@app.command()
 def audit(
     schema: _SCHEMA,
     outcome: _OUTCOME,
     family: _FAMILY,
     epsilon: _EPSILON,
     delta: _DELTA,
-    rows: Annotated[int, typer.Option(help="number of rows of the table that will be asked")],
+    rows: _ROWS,
     covariates: _COVARIATES = None,
-    method: _METHOD = "dpvi",
+    sample: _SAMPLE = None,
+    method: _METHOD = None,
     slow: Annotated[bool, typer.Option("--slow", help="also one whole run with canaries among the rows")] = False,
     as_json: _JSON = False,
 ):
@@ -381,15 +485,10 @@ def audit(
     """
     from discreet.audit import audit as run_audit
     from discreet.audit import one_run
-    from discreet.families.glm import glm
     from discreet.fitting import question
-    from discreet.planner import of_method
-    from discreet.schema import Schema
 
-    declared = Schema.load(schema)
-    model = glm(family, outcome, _covariates(covariates, outcome, declared), declared)
-    declared = declared.select(model.columns)
-    choice = of_method(method)(model, declared, rows, epsilon, delta)
+    model, declared = _declared(schema, outcome, family, covariates)
+    choice = _chooser(model, declared, sample, method, delta)(rows, epsilon)
     asked = (question(model, declared, choice), choice.plan, declared, delta)
     found = run_audit(*asked, model=model)
     canaries = one_run(*asked, progress=_progress("one run with canaries")) if slow else None

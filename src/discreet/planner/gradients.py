@@ -21,6 +21,7 @@ from discreet.planner.prior_rows import (
     plan_for,
     reasons_of,
     simulate_rows,
+    widths,
 )
 from discreet.schema import Schema
 
@@ -60,6 +61,7 @@ def choose(
     reasons = (
         f"clip_norm {plan.clip_norm:.4g}: 99 % or more of row gradients are shorter, in four of five simulated tables",
         f"learning rate: λ_heur with λ_c = √{model.dim}, in units of {WANDER:g} prior sds",
+        "widths are at least as predicted: what is not known of the covariates comes on top",
     )
     predicted = _widths(plan, simulated, prior_sd, precondition[: model.dim])
     return Choice(plan, settings, prior, (*reasons_of(plan), *reasons), predicted)
@@ -73,10 +75,9 @@ def _widths(plan: Plan, simulated: PriorRows, prior_sd: np.ndarray, precondition
     """
     gradients = np.nan_to_num(simulated.gradients, posinf=0, neginf=0)
     information = np.swapaxes(gradients, 1, 2) @ gradients / gradients.shape[1]
-    without = np.linalg.inv(plan.num_rows * information + np.diag(prior_sd**-2))
-    noise = (plan.noise_std / plan.sampling_prob / precondition) ** 2 / (READ * plan.steps)
-    variance = without + without * noise @ without
-    return np.median(np.sqrt(np.diagonal(variance / without, axis1=1, axis2=2)), axis=0)
+    curvature = plan.num_rows * information + np.diag(prior_sd**-2)
+    noise = np.diag((plan.noise_std / plan.sampling_prob / precondition) ** 2 / (READ * plan.steps))
+    return widths(curvature, curvature, noise, prior_sd)
 
 
 def _precondition(information: np.ndarray, sd: np.ndarray, draws: int) -> np.ndarray:

@@ -192,6 +192,20 @@ def by_unit(schema: Schema, values: np.ndarray) -> np.ndarray:
     return schema.unit.made_up(np.random.default_rng(UNIT_SEED), values.shape[1]) @ finite
 
 
+def widths(seen: np.ndarray, whole: np.ndarray, noise: np.ndarray, prior_sd: np.ndarray) -> np.ndarray:
+    """How many times as wide as without privacy each parameter's interval will be, in a typical table, (d,).
+
+    `seen` (tables, d, d) is the curvature that answers show, `whole` what all rows and the prior have, and `noise` the
+    covariance of the mean answer. No interval is wider than the prior's.
+    """
+    inverse, without = np.linalg.inv(seen), np.linalg.inv(whole)
+    open_to_noise = np.diag(prior_sd**2) - inverse
+    gain = open_to_noise @ np.linalg.inv(open_to_noise + inverse @ noise @ inverse)
+    variance = inverse + open_to_noise - gain @ open_to_noise
+    ratio = np.diagonal(variance, axis1=1, axis2=2) / np.diagonal(without, axis1=1, axis2=2)
+    return np.median(np.sqrt(np.maximum(ratio, 1.0)), axis=0)
+
+
 def reasons_of(plan: Plan) -> tuple[str, ...]:
     """Why a plan samples and adds noise as it does."""
     return (

@@ -8,7 +8,7 @@ import numpy as np
 from discreet.methods import score
 from discreet.model import Model, prior_moments
 from discreet.plan import Plan
-from discreet.planner.prior_rows import STEPS, Choice, plan_for, reasons_of, simulate_rows
+from discreet.planner.prior_rows import STEPS, Choice, plan_for, reasons_of, simulate_rows, widths
 from discreet.posterior import full
 from discreet.posterior.score import ERROR
 from discreet.posterior.score import ROWS as SIMULATED
@@ -57,7 +57,7 @@ def choose_score(
     moved = np.linalg.solve(np.swapaxes(whiten, 1, 2), (simulated.z - mean)[..., None])[..., 0]
     first, last, falling = _schedule(plan, answers, np.median(np.abs(moved).max(1)))
     wrong = np.sqrt(1 / num_rows + by_chance + TWO_ERRORS * ERROR**2 / model.dim)
-    predicted = _widths(plan, answers, whiten, sd**-2 / num_rows, falling, wrong)
+    predicted = _widths(plan, answers, whiten, sd, falling, wrong)
     settings = score.Settings(mean, sd**-2, first, last, falling, kept)
     prior = full.Prior(mean, sd, num_rows * np.diagonal(information, axis1=1, axis2=2).mean(0) + sd**-2)
     reasons = (
@@ -130,23 +130,22 @@ def _variance(plan: Plan, answers: np.ndarray, kept: np.ndarray, clip_norm: floa
 
 
 def _widths(
-    plan: Plan, answers: np.ndarray, whiten: np.ndarray, prior: np.ndarray, falling: float, wrong: float
+    plan: Plan, answers: np.ndarray, whiten: np.ndarray, prior_sd: np.ndarray, falling: float, wrong: float
 ) -> np.ndarray:
-    """How many times as wide as without privacy each parameter's posterior is expected to be, in a typical table.
-
-    `prior` (d,) is the prior's share of a row's curvature; `wrong` the sd of what is not known of the entries of the
-    curvature, which is drawn. As `_variance`, with all that coordinates share.
+    """Widths to expect, with all that directions share; `wrong` is the sd of what is not known of the entries of the
+    curvature, which is drawn.
     """
-    across, (tables, count, dim) = np.swapaxes(whiten, 1, 2), answers.shape
+    tables, count, dim = answers.shape
     kept = _kept(np.linalg.norm(answers, axis=-1), plan.clip_norm)
-    known = whiten * prior @ across
-    seen, whole = (np.swapaxes(part, 1, 2) @ answers / count + known for part in (kept * answers, answers))
+    clipped, whole = (np.swapaxes(part, 1, 2) @ answers / count for part in (kept * answers, answers))
     error = wrong * np.random.default_rng(0).normal(size=(tables, dim, dim)) / np.sqrt(2)
-    values, vectors = np.linalg.eigh((seen + np.swapaxes(seen, 1, 2)) / 2 + error + np.swapaxes(error, 1, 2))
-    inverse = vectors / np.maximum(values, FLATTEST)[:, None] @ np.swapaxes(vectors, 1, 2)
-    noise = (plan.noise_std / plan.sampling_prob) ** 2 / plan.num_rows / ((1 - falling) * plan.steps)
-    variance, without = (across @ part @ whiten for part in (inverse + noise * inverse @ inverse, np.linalg.inv(whole)))
-    return np.median(np.sqrt(np.diagonal(variance / without, axis1=1, axis2=2)), axis=0)
+    values, vectors = np.linalg.eigh(clipped + error + np.swapaxes(error, 1, 2))
+    shown = vectors * np.maximum(values, FLATTEST)[:, None] @ np.swapaxes(vectors, 1, 2)
+    back = np.linalg.inv(whiten)
+    across = np.swapaxes(back, 1, 2)
+    seen, whole = (plan.num_rows * back @ part @ across + np.diag(prior_sd**-2) for part in (shown, whole))
+    noise = (plan.noise_std / plan.sampling_prob) ** 2 / ((1 - falling) * plan.steps) * back @ across
+    return widths(seen, whole, noise, prior_sd)
 
 
 def _schedule(plan: Plan, answers: np.ndarray, distance: float) -> tuple[float, float, float]:

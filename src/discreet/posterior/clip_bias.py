@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from discreet.methods import elbo, score, sites
+from discreet.methods import elbo, sites
 from discreet.model import Model
 from discreet.plan import Plan
 from discreet.posterior.diagnostics import named
@@ -29,15 +29,15 @@ def clip_bias(
 ) -> np.ndarray:
     """By how many sds of the draws `z` (…, draws, d) clipping moves the optimum, shape (…, d).
 
-    `covariates` draws that many rows of encoded columns; without it they are those of the release's public sample, or
-    uniform on what the schema declares. NaN where the draws are not finite.
+    `covariates` draws that many rows of encoded columns; without it they are uniform on what the schema declares. NaN
+    where the draws are not finite. Scores have none: it is taken out when they are read (`posterior.score`).
     """
     simulate = model.simulate
     if simulate is None:
         raise ValueError("this model cannot simulate its outcome, so what clipping does to it is not known")
     some = z[..., np.linspace(0, z.shape[-2] - 1, TABLES).astype(int), :]
     phi = np.repeat(np.asarray(release.last)[..., None, :], TABLES, axis=-2)
-    flat = (covariates or _public(release, schema))(np.random.default_rng(SEED), TABLES * ROWS)
+    flat = (covariates or schema.sample)(np.random.default_rng(SEED), TABLES * ROWS)
     rows = {name: column.reshape(TABLES, ROWS) for name, column in flat.items()}
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(SEED), TABLES)
@@ -75,41 +75,20 @@ def _by_unit(schema: Schema, values: Array) -> Array:
     return jnp.asarray(schema.unit.made_up(np.random.default_rng(SEED), ROWS)) @ finite
 
 
-def _public(release: Release, schema: Schema) -> Covariates:
-    """Rows of the release's public sample, at random, if it has one; else what the schema draws."""
-    sample = release.settings.get("sample")
-    if not sample:
-        return schema.sample
-
-    def drawn(rng, count):
-        covariates = score.resampled(rng, sample, count)
-        return schema.sample(rng, count) | covariates
-
-    return drawn
-
-
 def _of_gradients(model: Model, release: Release, by_unit: Callable[[Array], Array]) -> Callable:
     """(key, z, φ, rows) → how far the clip moves the optimum of rows simulated at z, asked with φ's scales."""
     plan, settings = release.plan, release.settings
-    scores = settings.get("method") == "score"
-    if scores:
-        query = score.query(model, plan, score.described(settings))
-    else:
-        query = elbo.query(model, plan, elbo.described(settings))
+    query = elbo.query(model, plan, elbo.described(settings))
 
     def shift(key, z, phi, rows):
         start = query.init(key)
-        if scores:
-            whiten = phi[model.dim :].reshape(model.dim, model.dim)
-            state, units = start._replace(z=z, whiten=whiten), whiten
-        else:
-            state, units = start._replace(phi=phi.at[: model.dim].set(z)), jnp.eye(model.dim)
+        state = start._replace(phi=phi.at[: model.dim].set(z))
         question = query.ask(query.chance(key), state)
         lost = _lost(plan, by_unit(jax.vmap(lambda row: query.row_value(question, row))(rows)))
         whole, clipped = (query.update(state, question, answer)[1].y for answer in (lost, jnp.zeros_like(lost)))
         slopes = by_unit(jax.vmap(lambda row: jax.grad(model.log_likelihood)(z, row))(rows))
         curvature = slopes.T @ slopes / ROWS - jax.hessian(model.log_prior)(z) / plan.num_rows
-        return jnp.linalg.solve(units @ curvature, (whole - clipped)[: model.dim])
+        return jnp.linalg.solve(curvature, (whole - clipped)[: model.dim])
 
     return shift
 
