@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from discreet.evaluate import study
 from discreet.mechanism import loop, noise
 from discreet.methods import score
 from tests.guarantees.mechanisms import MODELS, SCORE, Recipe, make, simple_scores
@@ -141,3 +142,11 @@ def test_what_a_release_says_of_its_settings_is_plain_and_comes_back():
     again = score.described(told)
     for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(settings), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_several_tables_answer_as_they_do_one_by_one():
+    plan, query, rows = make("gaussian", PLAIN, steps=3, sampling_prob=1.0, noise_multiplier=0.0)
+    both = {name: np.stack([column, column]) for name, column in rows._columns.items()}
+    one = loop.run(noise.simulated(1), plan, query, rows)
+    two = study.fit_tables(1, rows.schema, plan, query, both)
+    np.testing.assert_allclose(two.last, np.stack([one.last, one.last]), rtol=1e-9)

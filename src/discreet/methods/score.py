@@ -126,7 +126,7 @@ def _functions(model: Model) -> Query:
         ask=lambda chance, state: Question(state.z, state.whiten),
         row_value=row_value,
         update=update,
-        last=lambda state: jnp.concatenate([state.z, state.whiten.ravel()]),
+        last=lambda state: jnp.concatenate([state.z, state.whiten.reshape(*state.z.shape[:-1], -1)], axis=-1),
         size=model.dim,
         columns=model.columns,
         settings={},
