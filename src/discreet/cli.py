@@ -406,9 +406,9 @@ def plan(
     No table is read. Widths are those of the private posterior over the non-private one's. Coverage, run time and the
     widths beside the predicted ones are of made-up tables, whose rows follow the model.
     """
-    from discreet.evaluate.rehearsal import rehearse
     from discreet.planner import outlook, public_sample
     from discreet.posterior.reading import parameter_names
+    from discreet.rehearsal import rehearse
     from discreet.report.curve import draw_curve
 
     if out is not None:

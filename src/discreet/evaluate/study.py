@@ -22,7 +22,7 @@ import numpy as np
 
 from discreet.atomic import cache_folder, new_file
 from discreet.mechanism import loop, noise
-from discreet.mechanism.rows import store
+from discreet.mechanism.rows import Rows, store
 from discreet.model import Model, simulate_table
 from discreet.plan import Plan
 from discreet.query import Query
@@ -98,6 +98,11 @@ def simulate_tables(
         keys = jax.random.split(jax.random.key(seed), replicas)
         truth, tables = jax.jit(jax.vmap(partial(simulate_table, model)))(keys, shaped)
     return np.asarray(truth), {**{name: np.asarray(values) for name, values in tables.items()}, **units}
+
+
+def one_table(schema: Schema, tables: Mapping[str, np.ndarray], place: int) -> Rows:
+    """The rows of one of several encoded tables (replicas, num_rows)."""
+    return store(schema, {name: column[place] for name, column in tables.items()})
 
 
 def chosen(release: Release, which: np.ndarray | int) -> Release:
@@ -224,4 +229,15 @@ def _read(folder: Path, index: int) -> Part | None:
         return dict(file)
 
 
-__all__ = ["Part", "Study", "chosen", "diverged", "fit_tables", "joined", "run", "simulate_fits", "simulate_tables"]
+__all__ = [
+    "Part",
+    "Study",
+    "chosen",
+    "diverged",
+    "fit_tables",
+    "joined",
+    "one_table",
+    "run",
+    "simulate_fits",
+    "simulate_tables",
+]

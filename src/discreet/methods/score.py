@@ -90,11 +90,11 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
 
     def init(key):
         del key
-        start, *values = (
-            jnp.asarray(number, float) for number in (settings.start, settings.prior_precision, *numbers, *public)
-        )
+        values = (jnp.asarray(number, float) for number in (settings.prior_precision, *numbers, *public))
+        named = dict(zip(Constants._fields[1:-2], values, strict=True))
         covariates, keys = simulated_rows(settings.sample, MANY)
-        constants = Constants(start, *values, covariates, keys)
+        start = jnp.asarray(settings.start, float)
+        constants = Constants(start=start, **named, covariates=covariates, keys=keys)
         return State(start, _whitening_at(model, constants, start, FEW), jnp.zeros(()), constants)
 
     return _functions(model)._replace(init=init, settings=describe(settings))

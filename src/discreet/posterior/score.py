@@ -132,6 +132,9 @@ def expect(
 @lru_cache(maxsize=8)
 def _answers(model: Model, count: int) -> Callable:
     """(z, W, clip norm, sample) → sums over rows, and slopes of the first ones; compiled once for a model."""
+    simulate = model.simulate
+    if simulate is None:
+        raise ValueError("this model cannot simulate its outcome: scores cannot be read without it")
 
     def kept(answers, clip_norm):
         return jnp.minimum(1.0, clip_norm / jnp.maximum(jnp.linalg.norm(answers, axis=-1, keepdims=True), 1e-300))
@@ -147,7 +150,7 @@ def _answers(model: Model, count: int) -> Callable:
             return jax.tree.map(jnp.add, total, found), None
 
         def slope(key, row):
-            outcome = model.simulate(key, z, row)
+            outcome = simulate(key, z, row)
 
             def clipped(z):
                 answer = -whiten @ jax.grad(model.log_likelihood)(z, {**row, **outcome})

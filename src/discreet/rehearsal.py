@@ -11,9 +11,7 @@ import numpy as np
 
 from discreet.evaluate import study
 from discreet.evaluate.reference import non_private
-from discreet.fitting import fit
-from discreet.mechanism.noise import simulated
-from discreet.mechanism.rows import store
+from discreet.fitting import fit, simulated
 from discreet.methods.score import resampled
 from discreet.model import Model
 from discreet.planner import Choice
@@ -60,19 +58,18 @@ def rehearse(
     truth, tables = study.simulate_tables(seed, model, schema, choice.plan.num_rows, count, covariates)
     held, widths, seconds = np.zeros((count, model.dim)), np.full((count, model.dim), np.nan), np.full(count, np.nan)
     for place in progress(range(count)):
-        table = {name: column[place] for name, column in tables.items()}
         began = time.perf_counter()
         try:
             found = fit(
                 model,
-                store(schema, table),
+                study.one_table(schema, tables, place),
                 epsilon=np.inf,
                 delta=delta,
                 choice=choice,
                 noise=simulated(seed + place),
                 draws=1000,
             )
-            exact = non_private(model, table).covariance
+            exact = non_private(model, {name: column[place] for name, column in tables.items()}).covariance
         except ValueError:  # stays missed
             continue
         finally:

@@ -1,0 +1,327 @@
+"""Which method is planned and why, what may be changed of a plan, and that none of it needs a row."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from discreet import planner
+from discreet.accounting import guarantee
+from discreet.families.glm import Priors, glm
+from discreet.methods import elbo, score
+from discreet.plan import default_batch_limit
+from discreet.planner import prior_rows
+from discreet.posterior import full
+from discreet.schema import Categorical, Numeric, Schema, SchemaError, Unit
+from tests import tiny
+
+EPSILON, DELTA, ROWS, STEPS = 1.0, 1e-5, 2000, 200
+BUDGET = (EPSILON, DELTA)
+COIN = Schema((Categorical("x", ("no", "yes")),))
+PEOPLE = Unit("person", most=3, typical=2)
+
+
+def coin():
+    """θ = sigmoid(z), z ~ N(0, ¼); a new model each time, with the same law."""
+    return glm("logistic", "x", [], COIN, priors=Priors(1.0, 0.5))
+
+
+BERNOULLI = coin()
+
+
+def encoded(num_rows=500):
+    return planner.public_sample(tiny.MODEL, tiny.SCHEMA, tiny.table(num_rows))
+
+
+def best(model=tiny.MODEL, schema=tiny.SCHEMA, **options):
+    return planner.choose_best(model, schema, ROWS, *BUDGET, **options)
+
+
+@pytest.fixture(scope="module")
+def scores():
+    """Of a coin, in few steps; its rows are held as counts."""
+    return planner.choose_score(BERNOULLI, COIN, ROWS, *BUDGET, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def gradients():
+    """DPVI of a regression, in few steps; its rows are held one by one."""
+    return planner.choose(tiny.MODEL, tiny.SCHEMA, ROWS, *BUDGET, steps=STEPS)
+
+
+def assert_equal(one, other):
+    """To the last bit, settings and their sample included."""
+    assert (one.plan, one.reasons, one.family) == (other.plan, other.reasons, other.family)
+    assert jax.tree.structure(one.settings) == jax.tree.structure(other.settings)
+    parts = zip(*(jax.tree.leaves((c.settings, c.prior, c.predicted)) for c in (one, other)), strict=True)
+    for left, right in parts:
+        np.testing.assert_array_equal(left, right, strict=True)
+
+
+def test_scores_are_chosen_where_there_are_no_covariates():
+    found = best(BERNOULLI, COIN)
+    assert found.family == "scores"
+    assert found.reasons[0].startswith("method score: the law of rows is public")
+    assert found.settings.sample == {}
+    assert found.predicted.shape == (1,)
+
+
+def test_scores_are_chosen_where_a_public_sample_has_the_law_of_the_covariates():
+    """What they keep of it are the covariates, as they are."""
+    sample = encoded()
+    found = best(sample=sample | {"ill": np.zeros(500, np.int32)})
+    assert found.family == "scores"
+    assert found.reasons[0].startswith("method score: ")
+    assert set(found.settings.sample) == {"age", "sex"}
+    for name, column in found.settings.sample.items():
+        np.testing.assert_array_equal(column, sample[name])
+    assert found.predicted.shape == (3,)
+
+
+def test_the_best_is_the_method_itself_and_a_reason():
+    found = best(sample=encoded())
+    assert_equal(
+        found._replace(reasons=found.reasons[1:]),
+        planner.choose_score(tiny.MODEL, tiny.SCHEMA, ROWS, *BUDGET, sample=encoded()),
+    )
+    found = best()
+    assert_equal(found._replace(reasons=found.reasons[1:]), planner.choose(tiny.MODEL, tiny.SCHEMA, ROWS, *BUDGET))
+
+
+@pytest.mark.parametrize(
+    ("sample", "unknown"), [(None, "age, sex"), ({}, "age, sex"), ({"age": np.full(9, 30.0)}, "sex")]
+)
+def test_dpvi_is_chosen_where_the_law_of_covariates_is_not_public(sample, unknown):
+    found = best(sample=sample)
+    assert found.family == "mean-field"
+    assert found.reasons[0] == f"method dpvi: the law of {unknown} is not public: no sample of it was given"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_dpvi_is_chosen_where_a_person_has_several_rows(known):
+    """With a sample or without covariates, too."""
+    model, schema = (tiny.MODEL, tiny.SCHEMA) if known else (BERNOULLI, COIN)
+    found = best(model, replace(schema, unit=PEOPLE), sample=encoded() if known else None)
+    assert found.family == "mean-field"
+    assert found.reasons[0] == "method dpvi: scores are of rows, and 'person' may have several"
+    assert found.plan.unit == "person"
+
+
+def test_dpvi_is_chosen_where_parameters_are_too_many_for_a_dense_curvature(monkeypatch):
+    monkeypatch.setattr(full, "MOST_PARAMETERS", 2)
+    assert best(sample=encoded()).reasons[0].startswith("method dpvi: scores are read with a dense curvature, for 2 ")
+
+
+def test_of_method_names_the_methods_that_there_are():
+    with pytest.raises(ValueError, match="method='vi' must be one of dpvi, sep, score"):
+        planner.of_method("vi")
+    assert planner.of_method("dpvi") is planner.choose
+    assert planner.of_method("sep") is planner.choose_sites
+
+
+@pytest.mark.parametrize("name", ["dpvi", "sep"])
+def test_of_method_refuses_a_sample_that_would_not_be_used(name):
+    with pytest.raises(ValueError, match=f"method='{name}' has no use for a public sample: leave it out"):
+        planner.of_method(name, encoded())
+
+
+def test_of_method_hands_the_sample_on(monkeypatch):
+    for name in ("choose_best", "choose_score"):
+        monkeypatch.setattr(planner, name, lambda *given, sample, name=name: (name, given, sample))
+    sample = encoded()
+    for method, name in ((None, "choose_best"), ("score", "choose_score")):
+        assert planner.of_method(method, sample)(1, 2) == (name, (1, 2), sample)
+        assert planner.of_method(method)(1, 2) == (name, (1, 2), None)
+
+
+def test_scores_that_were_asked_for_by_name_are_not_replaced():
+    with pytest.raises(ValueError, match=r"the law of age, sex is not public.*give sample=.*or choose method='dpvi'"):
+        planner.of_method("score")(tiny.MODEL, tiny.SCHEMA, ROWS, *BUDGET)
+
+
+def test_a_public_sample_is_the_raw_table_encoded_without_the_outcome():
+    """Levels become their index and numbers are clamped; other columns are never read."""
+    table = {"age": [10, 45.5, 99], "sex": ["m", "f", "m"], "ill": ["?", None, "no"], "note": ["a", "b", "c"]}
+    found = planner.public_sample(tiny.MODEL, tiny.SCHEMA, table)
+    assert list(found) == ["age", "sex"]
+    np.testing.assert_array_equal(found["age"], [20, 45.5, 60])
+    np.testing.assert_array_equal(found["sex"], np.array([1, 0, 1], np.int32), strict=True)
+
+
+def test_a_public_sample_may_be_a_file_and_needs_no_unit(tmp_path):
+    (tmp_path / "public.csv").write_text("sex,age\nf,30\nm,40\n")
+    found = planner.public_sample(tiny.MODEL, replace(tiny.SCHEMA, unit=PEOPLE), tmp_path / "public.csv")
+    assert {name: column.tolist() for name, column in found.items()} == {"age": [30.0, 40.0], "sex": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"age": [30.0]}, "sex"),
+        ({"age": [30.0], "sex": ["x"]}, "sex.*undeclared levels"),
+        ({"age": [None], "sex": ["f"]}, "age.*missing values"),
+        ({"age": [], "sex": []}, "no rows"),
+    ],
+)
+def test_a_public_sample_that_the_schema_does_not_know_is_refused(table, message):
+    with pytest.raises(SchemaError, match=message):
+        planner.public_sample(tiny.MODEL, tiny.SCHEMA, table)
+
+
+def test_a_model_without_covariates_has_nothing_to_sample():
+    with pytest.raises(ValueError, match=r"no covariates.*leave the public table out"):
+        planner.public_sample(BERNOULLI, COIN, {"x": ["no", "yes"]})
+
+
+def test_another_clip_norm_keeps_the_noise_multiplier(scores, gradients):
+    """Noise is in units of the clip norm, so that the price stays."""
+    for choice in (scores, gradients):
+        found = planner.changed(choice, *BUDGET, {"clip_norm": 0.5})
+        assert found.plan == replace(choice.plan, clip_norm=0.5)
+        assert found.plan.noise_std == pytest.approx(0.5 * choice.plan.noise_multiplier)
+        assert all(one is other for one, other in zip(found.settings, choice.settings, strict=True))
+        assert found.prior is choice.prior
+
+
+@pytest.mark.parametrize("values", [{"steps": 50}, {"sampling_prob": 0.3}, {"steps": 400, "sampling_prob": 0.02}])
+def test_other_steps_and_other_sampling_meet_the_budget_again(scores, gradients, values):
+    """And nearly use it up; noise grows with κ√T, about."""
+    for choice in (scores, gradients):
+        found = planner.changed(choice, *BUDGET, values).plan
+        assert {name: getattr(found, name) for name in values} == values
+        assert 0.95 * EPSILON < guarantee(found, DELTA).epsilon <= EPSILON
+        assert found.clip_norm == choice.plan.clip_norm
+        root = np.sqrt(found.steps / choice.plan.steps) * found.sampling_prob / choice.plan.sampling_prob
+        assert (found.noise_multiplier > choice.plan.noise_multiplier) == (root > 1)
+
+
+def test_other_sampling_has_its_own_batch_limit(scores, gradients):
+    assert gradients.plan.batch_limit == default_batch_limit(ROWS, 0.1)
+    found = planner.changed(gradients, *BUDGET, {"sampling_prob": 0.3}).plan
+    assert found.batch_limit == default_batch_limit(ROWS, 0.3)
+    assert planner.changed(gradients, *BUDGET, {"steps": 50}).plan.batch_limit == gradients.plan.batch_limit
+    assert planner.changed(scores, *BUDGET, {"sampling_prob": 0.3}).plan.batch_limit is None
+
+
+def test_settings_are_changed_by_name(scores, gradients):
+    found = planner.changed(scores, *BUDGET, {"last": 0.001, "longest": 0.1})
+    assert found.settings == scores.settings._replace(last=0.001, longest=0.1)
+    assert found.plan == scores.plan
+    found = planner.changed(gradients, *BUDGET, {"learning_rate": 1e-3, "draws": 2, "clip_norm": 3.0})
+    assert (found.settings.learning_rate, found.settings.draws, found.plan.clip_norm) == (1e-3, 2, 3.0)
+    assert found.settings.start is gradients.settings.start
+
+
+@pytest.mark.parametrize(
+    "values", [{"clip_norm": 2.0}, {"steps": 50}, {"draws": 4}, {"clip_norm": 2.0, "decay": 0.5, "draws": 4}]
+)
+def test_what_was_changed_is_said_to_be_given_and_nothing_is_predicted_of_it(gradients, values):
+    found = planner.changed(gradients, *BUDGET, values)
+    assert gradients.predicted is not None
+    assert (found.predicted, found.width) == (None, None)
+    assert found.reasons[-len(values) :] == tuple(f"{name} {value}: given" for name, value in values.items())
+
+
+def test_nothing_changed_is_the_same_choice(scores):
+    assert planner.changed(scores, *BUDGET, {}) is scores
+
+
+@pytest.mark.parametrize("name", ["clip", "noise_multiplier", "batch_limit", "num_rows", "unit", "predicted", "first"])
+def test_values_that_a_choice_does_not_have_are_refused_by_name(gradients, name):
+    """Of the plan, what is public law, what the budget decides, and what another method has."""
+    with pytest.raises(ValueError, match=rf"values=\['{name}'\] are none of this choice's: it has clip_norm, .*steps"):
+        planner.changed(gradients, *BUDGET, {name: 1, "clip_norm": 2.0})
+
+
+def test_every_setting_of_a_method_can_be_given(scores, gradients):
+    for choice, kind in ((scores, score.Settings), (gradients, elbo.Settings)):
+        for name in kind._fields:
+            assert planner.changed(choice, *BUDGET, {name: None}).settings._asdict()[name] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"steps": 0}, "steps=0"), ({"sampling_prob": 2.0}, "sampling"), ({"clip_norm": -1}, "clip")],
+)
+def test_values_that_no_plan_can_have_are_refused(gradients, values, message):
+    with pytest.raises(ValueError, match=message):
+        planner.changed(gradients, *BUDGET, values)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_same_arguments_give_the_same_choice_also_after_another_model_was_planned(known):
+    """To the last bit: simulated rows are kept, for one model at a time, and made again they are the same."""
+    sample = encoded() if known else None
+    one = best(sample=sample)
+    made = prior_rows._simulated.cache_info().misses
+    assert_equal(best(sample=sample), one)
+    assert prior_rows._simulated.cache_info().misses == made
+    best(BERNOULLI, COIN)
+    assert_equal(best(sample=sample), one)
+    assert prior_rows._simulated.cache_info().misses == made + 2
+
+
+def test_a_model_that_was_made_again_is_planned_the_same():
+    assert_equal(best(coin(), COIN), best(coin(), COIN))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_model_that_cannot_simulate_is_refused(known):
+    with pytest.raises(ValueError, match=r"cannot simulate its outcome: give it a simulate function"):
+        best(replace(tiny.MODEL, simulate=None), sample=encoded() if known else None)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_prior_whose_draws_are_not_finite_is_refused(known, bad):
+    """One draw in a hundred is enough: such a prior is improper."""
+
+    def improper(key):
+        z = tiny.MODEL.sample_prior(key)
+        return jax.numpy.where(jax.random.bernoulli(key, 0.01), bad, z)
+
+    with pytest.raises(ValueError, match="the prior has draws that are not finite: give it a proper, bounded scale"):
+        best(replace(tiny.MODEL, sample_prior=improper), sample=encoded() if known else None)
+
+
+@pytest.mark.parametrize("bounds", [(None, None), (-np.inf, np.inf), (0, np.inf), (np.nan, 1)])
+def test_a_number_without_bounds_is_refused_before_anything_is_planned(bounds):
+    """Made-up covariates and clamping need them."""
+    with pytest.raises(SchemaError, match=r"column 'age': bounds=.* must be two finite numbers, low < high"):
+        Numeric("age", *bounds)
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [({"integer": True}, "must have either bounds = \\[low, high\\] or levels"), ({"bounds": [1]}, "be two numbers")],
+)
+def test_a_file_that_declares_no_bounds_is_refused(declared, message):
+    with pytest.raises(SchemaError, match=f"column 'age'.*{message}"):
+        Schema.from_dict({"columns": {"age": declared}})
+
+
+def test_planning_never_loads_the_package_that_sees_rows():
+    """Scores with a public sample, of a small regression: planned, changed, and looked at for other budgets."""
+    code = """
+import sys
+import numpy as np
+from discreet import planner
+from discreet.families.glm import glm
+from discreet.planner import outlook
+from discreet.schema import Categorical, Numeric, Schema
+
+schema = Schema((Numeric("age", 20, 60), Categorical("ill", ("no", "yes"))))
+model = glm("logistic", "ill", ["age"], schema)
+sample = planner.public_sample(model, schema, {"age": np.linspace(20, 60, 64)})
+choice = planner.of_method(None, sample)(model, schema, 300, 1.0, 1e-5)
+assert choice.reasons[0].startswith("method score"), choice.reasons
+planner.changed(choice, 1.0, 1e-5, {"clip_norm": 1.0})
+outlook.warnings(lambda *_: choice, choice, 1.0, ["Intercept", "age"])
+print([name for name in sys.modules if name.startswith("discreet.mechanism")])
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.strip() == "[]"
