@@ -79,7 +79,8 @@ def no_row_is_asked(monkeypatch):
 def test_a_public_sample_makes_a_fit_of_scores_that_says_why(scored, sampled):
     assert scored.info["method"] == "score, noise-aware"
     assert scored.info["reasons"][0].startswith("method score: the law of rows is public")
-    assert scored.info["reasons"][: len(sampled.reasons)] == list(sampled.reasons)
+    planned = [reason for reason in sampled.reasons if not reason.startswith("clip_norm")]
+    assert set(planned) < set(scored.info["reasons"])
     assert scored.release.settings["method"] == "score"
     assert scored.release.settings["reasons"] == scored.info["reasons"]
     assert scored.release.settings["sample"]["sex"] == tiny.SCHEMA.select(["sex"]).encode(SAMPLE)["sex"].tolist()

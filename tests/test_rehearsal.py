@@ -10,9 +10,10 @@ from scipy import special, stats
 from discreet import planner, rehearsal
 from discreet.evaluate.reference import Laplace, non_private
 from discreet.families import exponential
+from discreet.families.glm import Priors, glm
 from discreet.posterior.trace import TraceError
 from discreet.posterior.types import Posterior
-from discreet.schema import Categorical, Schema
+from discreet.schema import Categorical, Schema, Unit
 from tests import tiny
 
 DELTA, NUM_ROWS, STEPS, A, COUNT = 1e-5, 1000, 300, 10.0, 400
@@ -57,9 +58,7 @@ def exactly(seed=1, widen=1.0, shift=0.0, failing=0, error=ValueError):
 @pytest.fixture
 def quick(monkeypatch):
     """Makes fits what they are told to be, and the reference a closed form."""
-    monkeypatch.setattr(
-        rehearsal.study, "one_table", lambda schema, tables, place: {name: tables[name][place] for name in tables}
-    )
+    monkeypatch.setattr(rehearsal.study, "stored", lambda schema, table: table)
     monkeypatch.setattr(rehearsal, "non_private", closed_form)
     return lambda fit: monkeypatch.setattr(rehearsal, "fit", fit)
 
@@ -99,10 +98,23 @@ def test_tables_that_cannot_be_fitted_count_as_missed(chosen, quick, error):
     assert found.seconds >= 0
 
 
-@pytest.mark.filterwarnings("ignore:Mean of empty slice")
-def test_a_plan_that_fits_no_table_covers_nothing(chosen, quick):
+def test_a_plan_that_fits_no_table_is_refused(chosen, quick):
     quick(exactly(failing=3))
-    assert rehearse(chosen, 3).coverage == 0
+    with pytest.raises(ValueError, match="none of the made-up tables could be fitted"):
+        rehearse(chosen, 3)
+
+
+def test_units_are_rehearsed_too():
+    schema = Schema((Categorical("x", ("no", "yes")),), unit=Unit("who", 3, 2))
+    model = glm("logistic", "x", [], schema, priors=Priors(1.0, 0.5))
+    found = rehearsal.rehearse(model, schema, planner.choose(model, schema, 300, 1.0, DELTA, steps=200), 2, delta=DELTA)
+    assert np.isfinite(found.widths).all()
+    assert (
+        rehearsal.rehearse(
+            model, schema, planner.choose(model, schema, 300, 1.0, DELTA, steps=200), 1, delta=DELTA
+        ).error
+        is None
+    )
 
 
 def test_a_bug_is_not_counted_as_a_missed_interval(chosen, quick):

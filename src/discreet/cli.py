@@ -413,6 +413,8 @@ def plan(
 
     if out is not None:
         _refuse_unwritable(out)
+        if curve is None:
+            raise ValueError("--out is for the picture of a curve: give --curve .1,.3,1,3, too")
     if rehearsals < 0:
         raise ValueError(f"rehearsals={rehearsals} must not be negative")
     model, declared = _declared(schema, outcome, family, covariates)
@@ -427,13 +429,11 @@ def plan(
         public = None if sample is None else public_sample(model, declared, sample)
         track = _progress(f"rehearsing {rehearsals} fits")
         tried = rehearse(model, declared, choice, rehearsals, delta=delta, sample=public, progress=track)
-    if out is not None:
-        if curves is None:
-            raise ValueError("--out is for the picture of a curve: give --curve .1,.3,1,3, too")
+    if out is not None and curves is not None:
         draw_curve(out, curves, rows, epsilon)
     if as_json:
         facts: dict[str, Any] = {"plan": choice.plan.to_dict(), **choice.facts(), "warnings": said}
-        facts |= {"parameters": names, "rehearsed": None if tried is None else tried.to_dict()}
+        facts |= {"family": choice.family, "parameters": names, "rehearsed": None if tried is None else tried.to_dict()}
         typer.echo(json.dumps(facts | {"curves": None if curves is None else curves.to_dict()}))
         return
     for reason in choice.reasons:
@@ -447,11 +447,9 @@ def plan(
     if curves is not None:
         _out.print(_of_curves(curves))
     if tried is not None:
-        share = f"{tried.coverage:.0%} ± {tried.error:.0%}"
-        _say(
-            _out,
-            f"90 % intervals held {share} of the truths of {rehearsals} rehearsals; a fit took {tried.seconds:.1f} s",
-        )
+        share = f"{tried.coverage:.0%}" + ("" if tried.error is None else f" ± {tried.error:.0%}")
+        fits = "a rehearsal" if rehearsals == 1 else f"{rehearsals} rehearsals"
+        _say(_out, f"90 % intervals held {share} of the truths of {fits}; a fit took {tried.seconds:.1f} s")
     for text in said:
         _say(_err, f"warning: {text}", "bold yellow")
     if out is not None:

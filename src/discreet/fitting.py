@@ -66,7 +66,9 @@ def fit(
         raise ValueError("give the account to the checkpoint: it is charged once for a run, however often that goes on")
     if choice is None:
         public = None if sample is None else planner.public_sample(model, rows.schema, sample)
-        choose = planner.of_method(method or _readable(reading, options), public)
+        if method is None and not _reads_scores(reading, options):
+            method, public = "dpvi", None
+        choose = planner.of_method(method, public)
         choice = choose(model, rows.schema, rows.num_rows, epsilon, delta)
         choice = planner.changed(choice, epsilon, delta, values or {})
         payer = account or (checkpoint and checkpoint.account)
@@ -104,13 +106,13 @@ def check(model: Model, choice: planner.Choice, reading: Reading = "noise-aware"
         raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")
 
 
-def _readable(reading: Reading, options: Options) -> str | None:
-    """The method to take where scores cannot be read as asked; None leaves it to the planner."""
+def _reads_scores(reading: Reading, options: Options) -> bool:
+    """Whether scores could be read as asked."""
     try:
         check_reading(reading, options, SCORES)
     except ValueError:
-        return "dpvi"
-    return None
+        return False
+    return True
 
 
 def question(model: Model, schema: Schema, choice: planner.Choice) -> Query:

@@ -21,12 +21,12 @@ PROB = 0.9
 
 
 class Rehearsal(NamedTuple):
-    """Of K tables: the share of 90 % intervals that held the truth and its standard error, widths ÷ non-private (d,),
-    and the seconds that a fit took.
+    """Of K tables: the share of 90 % intervals that held the truth, its standard error (None for one table), widths ÷
+    non-private (d,), and the seconds that a fit took.
     """
 
     coverage: float
-    error: float
+    error: float | None
     widths: np.ndarray
     seconds: float
 
@@ -58,18 +58,19 @@ def rehearse(
     truth, tables = study.simulate_tables(seed, model, schema, choice.plan.num_rows, count, covariates)
     held, widths, seconds = np.zeros((count, model.dim)), np.full((count, model.dim), np.nan), np.full(count, np.nan)
     for place in progress(range(count)):
+        table = study.one_table(schema, tables, place)
         began = time.perf_counter()
         try:
             found = fit(
                 model,
-                study.one_table(schema, tables, place),
+                study.stored(schema, table),
                 epsilon=np.inf,
                 delta=delta,
                 choice=choice,
                 noise=simulated(seed + place),
                 draws=1000,
             )
-            exact = non_private(model, {name: column[place] for name, column in tables.items()}).covariance
+            exact = non_private(model, {name: table[name] for name in schema.names}).covariance
         except ValueError:  # stays missed
             continue
         finally:
@@ -79,9 +80,7 @@ def rehearse(
         held[place] = (low <= truth[place]) & (truth[place] <= high)
         widths[place] = z.std(0) / np.sqrt(np.diag(exact))
     each = held.mean(1)
-    return Rehearsal(
-        float(each.mean()),
-        float(each.std() / np.sqrt(max(1, count - 1))),
-        np.nanmean(widths, 0),
-        float(np.median(seconds)),
-    )
+    if np.isnan(widths).all():
+        raise ValueError("none of the made-up tables could be fitted: check the model's prior, or plan by hand")
+    error = float(each.std(ddof=1) / np.sqrt(count)) if count > 1 else None
+    return Rehearsal(float(each.mean()), error, np.nanmean(widths, 0), float(np.median(seconds)))

@@ -141,12 +141,15 @@ def test_curves_as_plain_values_survive_json():
     [
         lambda choose: outlook.curves(choose, 100, 1.0, []),
         lambda choose: outlook.enough_rows(choose, 100, 1.0, 0),
-        lambda choose: outlook.warnings(choose, choose(100, 1.0), 1.0, NAMES),
     ],
 )
 def test_a_choice_without_prediction_is_refused_by_name(look):
     with pytest.raises(ValueError, match="predicts no width for this method: choose method='dpvi' or 'score'"):
         look(lambda num_rows, epsilon: made_up(num_rows))
+
+
+def test_nothing_is_said_of_a_choice_without_prediction():
+    assert outlook.warnings(lambda num_rows, epsilon: made_up(num_rows), made_up(100), 1.0, NAMES) == []
 
 
 def test_the_planner_expects_less_width_of_a_larger_ε_and_of_more_rows():

@@ -100,9 +100,15 @@ def simulate_tables(
     return np.asarray(truth), {**{name: np.asarray(values) for name, values in tables.items()}, **units}
 
 
-def one_table(schema: Schema, tables: Mapping[str, np.ndarray], place: int) -> Rows:
-    """The rows of one of several encoded tables (replicas, num_rows)."""
-    return store(schema, {name: column[place] for name, column in tables.items()})
+def one_table(schema: Schema, tables: Mapping[str, np.ndarray], place: int) -> dict[str, np.ndarray]:
+    """The columns of one of several encoded tables (replicas, num_rows), whose units are the same."""
+    shared = None if schema.unit is None else schema.unit.column
+    return {name: column if name == shared else column[place] for name, column in tables.items()}
+
+
+def stored(schema: Schema, table: dict[str, np.ndarray]) -> Rows:
+    """The rows of an encoded table that is simulated, or public."""
+    return store(schema, table)
 
 
 def chosen(release: Release, which: np.ndarray | int) -> Release:
@@ -240,4 +246,5 @@ __all__ = [
     "run",
     "simulate_fits",
     "simulate_tables",
+    "stored",
 ]

@@ -52,7 +52,9 @@ def enough_rows(choose: Chooser, num_rows: int, epsilon: float, parameter: int) 
 
 def warnings(choose: Chooser, choice: Choice, epsilon: float, names: Sequence[str]) -> list[str]:
     """What of a plan should be said aloud: the parameter whose signal drowns most, and how many rows would do."""
-    predicted, num_rows = _predicted(choice), choice.plan.num_rows
+    if choice.predicted is None:
+        return []
+    predicted, num_rows = choice.predicted, choice.plan.num_rows
     worst = int(predicted.argmax())
     if predicted[worst] <= DROWNED:
         return []

@@ -134,6 +134,7 @@ def varied_column(
 
 def known(model: Model, simulated: PriorRows, num_rows: int) -> tuple[full.Prior, np.ndarray]:
     """What is known of each parameter before any row is asked, and the Fisher information of a row."""
+    check_rows(num_rows)
     mean, sd = prior_moments(model)
     information = _information(simulated)
     return full.Prior(mean, sd, num_rows * information + sd**-2), information
@@ -155,10 +156,17 @@ def _information(simulated: PriorRows) -> np.ndarray:
 
 def plan_for(schema: Schema, num_rows: int, steps: int, epsilon: float, delta: float) -> Plan:
     """The papers' schedule for this many rows: a tenth of them a step, at most `BATCH`; the noise meets the budget."""
+    check_rows(num_rows)
     rate = min(SAMPLING_PROB, BATCH / num_rows) if num_rows > 1 else 1.0
     limit = None if schema.held_as_counts(num_rows) else default_batch_limit(num_rows, rate)
     unit = "row" if schema.unit is None else schema.unit.column
     return calibrate(Plan(num_rows, steps, rate, 1.0, 1.0, limit, unit=unit), epsilon, delta)
+
+
+def check_rows(num_rows: int) -> None:
+    """Refuse a number of rows that is none."""
+    if not num_rows >= 1:
+        raise ValueError(f"num_rows={num_rows} must be at least 1: the number of rows of the table is public")
 
 
 def changed(choice: Choice, epsilon: float, delta: float, values: Mapping[str, Any]) -> Choice:
@@ -180,8 +188,11 @@ def changed(choice: Choice, epsilon: float, delta: float, values: Mapping[str, A
     if {"steps", "sampling_prob"} & set(values):
         plan = calibrate(plan, epsilon, delta)
     settings = settings._replace(**{name: value for name, value in values.items() if name not in own})
-    given = tuple(f"{name} {value}: given" for name, value in values.items())
-    return choice._replace(plan=plan, settings=settings, reasons=(*choice.reasons, *given), predicted=None)
+    stale = tuple(f"{name} " for name in (*values, "noise_multiplier"))
+    reasons = [reason for reason in choice.reasons if not reason.startswith(stale)]
+    reasons.append(_of_noise(plan))
+    reasons += [f"{name} {value}: given" for name, value in values.items()]
+    return choice._replace(plan=plan, settings=settings, reasons=tuple(reasons), predicted=None)
 
 
 def by_unit(schema: Schema, values: np.ndarray) -> np.ndarray:
@@ -210,5 +221,9 @@ def reasons_of(plan: Plan) -> tuple[str, ...]:
     """Why a plan samples and adds noise as it does."""
     return (
         f"sampling_prob {plan.sampling_prob:.4g}: a tenth of the rows, at most {BATCH} a step",
-        f"noise_multiplier {plan.noise_multiplier:.4g}: the least that meets the budget over {plan.steps} steps",
+        _of_noise(plan),
     )
+
+
+def _of_noise(plan: Plan) -> str:
+    return f"noise_multiplier {plan.noise_multiplier:.4g}: the least that meets the budget over {plan.steps} steps"

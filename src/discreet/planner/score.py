@@ -8,7 +8,7 @@ import numpy as np
 from discreet.methods import score
 from discreet.model import Model, prior_moments
 from discreet.plan import Plan
-from discreet.planner.prior_rows import STEPS, Choice, plan_for, reasons_of, simulate_rows, widths
+from discreet.planner.prior_rows import STEPS, Choice, check_rows, plan_for, reasons_of, simulate_rows, widths
 from discreet.posterior import full
 from discreet.posterior.score import ERROR
 from discreet.posterior.score import ROWS as SIMULATED
@@ -42,6 +42,7 @@ def choose_score(
     follows the model. The last steps are so short that iterates wander less than a fifth of a unit (in which a row's
     answer is about one in each direction): wandering bends what is read as a line, and inflates variances.
     """
+    check_rows(num_rows)
     kept = _kept_of(model, schema, sample)
     simulated = simulate_rows(model, schema, tables=TABLES, rows=ROWS, sample=kept)
     mean, sd = prior_moments(model)
@@ -91,7 +92,10 @@ def _kept_of(model: Model, schema: Schema, sample: Mapping[str, np.ndarray] | No
     why = why_not(model, schema, sample)
     if why is not None:
         raise ValueError(f"{why}; give sample=, a public table with these columns, or choose method='dpvi'")
-    return {name: np.asarray((sample or {})[name])[:KEPT] for name in covariates_of(model)}
+    kept = {name: np.asarray((sample or {})[name])[:KEPT] for name in covariates_of(model)}
+    if any(len(column) == 0 for column in kept.values()):
+        raise ValueError("the public sample has no rows: give some, or leave it out")
+    return kept
 
 
 def _clip_norm(plan: Plan, answers: np.ndarray, by_chance: float) -> float:

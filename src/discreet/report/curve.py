@@ -17,7 +17,7 @@ _STYLE = (
 def draw_curve(path: Path, curves: Curves, num_rows: int, epsilon: float) -> None:
     """Write the picture, an SVG file; the dot that was asked for is red."""
     with new_file(path) as scratch:
-        scratch.write_text(_svg(curves, num_rows, epsilon))
+        scratch.write_text(_svg(curves, num_rows, epsilon), encoding="utf-8")
 
 
 def _svg(curves: Curves, num_rows: int, epsilon: float) -> str:
