@@ -103,7 +103,7 @@ def test_without_a_choice_the_plan_is_made_from_public_facts_alone(monkeypatch):
         seen.append(given)
         return tiny.choice()
 
-    monkeypatch.setattr(planner, "choose", choose)
+    monkeypatch.setitem(planner.METHODS, "dpvi", choose)
     fit(tiny.MODEL, tiny.rows(), **BUDGET, draws=10)
     assert seen == [(tiny.MODEL, tiny.SCHEMA, tiny.NUM_ROWS, tiny.EPSILON, tiny.DELTA)]
 

@@ -129,10 +129,13 @@ def test_of_method_refuses_a_sample_that_would_not_be_used(name):
 
 
 def test_of_method_hands_the_sample_on(monkeypatch):
-    for name in ("choose_best", "choose_score"):
-        monkeypatch.setattr(planner, name, lambda *given, sample, name=name: (name, given, sample))
+    def named(name):
+        return lambda *given, sample: (name, given, sample)
+
+    monkeypatch.setattr(planner, "choose_best", named("best"))
+    monkeypatch.setitem(planner.METHODS, "score", named("score"))
     sample = encoded()
-    for method, name in ((None, "choose_best"), ("score", "choose_score")):
+    for method, name in ((None, "best"), ("score", "score")):
         assert planner.of_method(method, sample)(1, 2) == (name, (1, 2), sample)
         assert planner.of_method(method)(1, 2) == (name, (1, 2), None)
 

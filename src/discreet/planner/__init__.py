@@ -52,10 +52,10 @@ def choose_best(
     """
     why = why_not(model, schema, sample)
     if why is None:
-        choice = choose_score(model, schema, num_rows, epsilon, delta, sample=sample)
+        choice = METHODS["score"](model, schema, num_rows, epsilon, delta, sample=sample)
         reason = "method score: the law of rows is public given the parameters, and scores tell the most of these"
     else:
-        choice, reason = choose(model, schema, num_rows, epsilon, delta), f"method dpvi: {why}"
+        choice, reason = METHODS["dpvi"](model, schema, num_rows, epsilon, delta), f"method dpvi: {why}"
     return choice._replace(reasons=(reason, *choice.reasons))
 
 
@@ -66,7 +66,7 @@ def of_method(name: str | None, sample: Mapping[str, np.ndarray] | None = None) 
     if name not in METHODS:
         raise ValueError(f"method={name!r} must be one of {', '.join(METHODS)}")
     if name == "score":
-        return partial(choose_score, sample=sample)
+        return partial(METHODS["score"], sample=sample)
     if sample is not None:
         raise ValueError(f"method={name!r} has no use for a public sample: leave it out, or choose method='score'")
     return METHODS[name]
