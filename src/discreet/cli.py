@@ -204,9 +204,8 @@ def resume(
         asked = json.loads((folder / ASKED).read_text())
     except (OSError, ValueError, RecursionError):
         asked = None
-    if not isinstance(asked, dict) or not all(
-        name in asked and isinstance(asked[name], kind) for name, kind in _ASKED.items()
-    ):
+    asked = {"sample": None, **asked} if isinstance(asked, dict) else {}  # a run that began before there were samples
+    if not all(name in asked and isinstance(asked[name], kind) for name, kind in _ASKED.items()):
         raise ValueError(f"{folder} is not the checkpoint of a fit: give the folder OUT.checkpoint")
     out = Path(asked["out"])
     if os.path.abspath(folder) != os.path.abspath(_checkpoint_of(out)):
