@@ -31,7 +31,6 @@ from discreet.evaluate.reference import non_private
 from discreet.families.conjugate_regression import Prior, exact_posterior
 from discreet.families.glm import Priors, glm
 from discreet.fitting import run, simulated
-from discreet.mechanism.rows import store
 from discreet.methods import elbo, score
 from discreet.model import Model
 from discreet.posterior import score as meaning
@@ -89,7 +88,7 @@ def generalised(family, outcome, priors):
     model = glm(family, "y", NAMES, schema, priors, units=dict.fromkeys(NAMES, (0.0, 1.0)))
 
     def exact_sd(tables):
-        each = ({name: column[place] for name, column in tables.items()} for place in range(len(tables["y"])))
+        each = (study.one_table(schema, tables, place) for place in range(len(tables["y"])))
         return np.stack([np.sqrt(np.diag(non_private(model, table).covariance)) for table in each])
 
     return Case(model, schema, table2.covariates, exact_sd, None)
@@ -119,7 +118,7 @@ def read(seed, name, chosen, tables):
     query = score.query(one.model, chosen.plan, chosen.settings)
     drawn = np.full((len(next(iter(tables.values()))), DRAWS, one.model.dim), np.nan)
     for place in range(len(drawn)):
-        rows = store(one.schema, {name: column[place] for name, column in tables.items()})
+        rows = study.stored(one.schema, study.one_table(one.schema, tables, place))
         release = run(simulated(seed + 10_000 * place), chosen.plan, query, rows, keep="trace")
         try:
             drawn[place] = meaning.solve(rng, release, one.model, chosen.prior, DRAWS).z

@@ -17,6 +17,7 @@ from rich.text import Text
 from discreet.atomic import cache_folder
 
 if TYPE_CHECKING:
+    import numpy
     import pandas
 
     from discreet.fitting import Rows
@@ -288,7 +289,7 @@ def tune(
     asked |= {"delta": delta, "covariates": covariates, "dataset": dataset}
     factors = _numbers("clip", clip)
     account, model, rows = _given(asked)
-    choice = _chooser(model, rows.schema, sample, method, delta)(rows.num_rows, epsilon)
+    choice = _chooser(model, rows.schema, _public(model, rows.schema, sample), method, delta)(rows.num_rows, epsilon)
     candidates = {
         f"clip norm × {factor:g}": choice._replace(plan=replace(choice.plan, clip_norm=factor * choice.plan.clip_norm))
         for factor in factors
@@ -337,11 +338,19 @@ def _declared(schema: Path, outcome: str, family: str, covariates: str | None) -
     return model, declared.select(model.columns)
 
 
-def _chooser(model: "Model", declared: "Schema", sample: Path | None, method: str | None, delta: float) -> "Chooser":
-    """(num_rows, ε) → what the planner would choose."""
-    from discreet.planner import of_method, public_sample
+def _public(model: "Model", declared: "Schema", sample: Path | None) -> "Mapping[str, numpy.ndarray] | None":
+    """The encoded covariates of the public table, if there is one."""
+    from discreet.planner import public_sample
 
-    public = None if sample is None else public_sample(model, declared, sample)
+    return None if sample is None else public_sample(model, declared, sample)
+
+
+def _chooser(
+    model: "Model", declared: "Schema", public: "Mapping[str, numpy.ndarray] | None", method: str | None, delta: float
+) -> "Chooser":
+    """(num_rows, ε) → what the planner would choose."""
+    from discreet.planner import of_method
+
     choose = of_method(method, public)
     return lambda rows, epsilon: choose(model, declared, rows, epsilon, delta)
 
@@ -405,7 +414,7 @@ def plan(
     No table is read. Widths are those of the private posterior over the non-private one's. Coverage, run time and the
     widths beside the predicted ones are of made-up tables, whose rows follow the model.
     """
-    from discreet.planner import outlook, public_sample
+    from discreet.planner import outlook
     from discreet.posterior.reading import parameter_names
     from discreet.rehearsal import rehearse
     from discreet.report.curve import draw_curve
@@ -417,7 +426,8 @@ def plan(
     if rehearsals < 0:
         raise ValueError(f"rehearsals={rehearsals} must not be negative")
     model, declared = _declared(schema, outcome, family, covariates)
-    choose, names = _chooser(model, declared, sample, method, delta), parameter_names(model)
+    public, names = _public(model, declared, sample), parameter_names(model)
+    choose = _chooser(model, declared, public, method, delta)
     _warn_of_delta(delta, rows)
     with _err.status("planning"):
         choice = choose(rows, epsilon)
@@ -425,7 +435,6 @@ def plan(
         curves = None if curve is None else outlook.curves(choose, rows, epsilon, _numbers("curve", curve))
     tried = None
     if rehearsals:
-        public = None if sample is None else public_sample(model, declared, sample)
         track = _progress(f"rehearsing {rehearsals} fits")
         tried = rehearse(model, declared, choice, rehearsals, delta=delta, sample=public, progress=track)
     if out is not None and curves is not None:
@@ -485,7 +494,7 @@ def audit(
     from discreet.fitting import question
 
     model, declared = _declared(schema, outcome, family, covariates)
-    choice = _chooser(model, declared, sample, method, delta)(rows, epsilon)
+    choice = _chooser(model, declared, _public(model, declared, sample), method, delta)(rows, epsilon)
     asked = (question(model, declared, choice), choice.plan, declared, delta)
     found = run_audit(*asked, model=model)
     canaries = one_run(*asked, progress=_progress("one run with canaries")) if slow else None

@@ -99,9 +99,11 @@ def _kept_of(model: Model, schema: Schema, sample: Mapping[str, np.ndarray] | No
 
 
 def _clip_norm(plan: Plan, answers: np.ndarray, by_chance: float) -> float:
-    """The clip norm of least variance and bias, which counts double, in all but the worst fiftieth of the tables.
+    """The clip norm of least variance, in all but the worst fiftieth of the tables.
 
-    Whitened answers are alike from table to table, so that holding nearly all of them costs little.
+    Beside it counts what is not known of the bias, because the public sample is finite (`by_chance` is one over its
+    rows), and a share of the bias itself, because rows follow the model in part only. Whitened
+    answers are alike from table to table, so that holding nearly all of them costs little.
     """
     norms = np.linalg.norm(answers, axis=-1)
 

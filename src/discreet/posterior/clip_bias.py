@@ -77,12 +77,11 @@ def _by_unit(schema: Schema, values: Array) -> Array:
 
 def _of_gradients(model: Model, release: Release, by_unit: Callable[[Array], Array]) -> Callable:
     """(key, z, φ, rows) → how far the clip moves the optimum of rows simulated at z, asked with φ's scales."""
-    plan, settings = release.plan, release.settings
-    query = elbo.query(model, plan, elbo.described(settings))
+    plan = release.plan
+    query = elbo.query(model, plan, elbo.described(release.settings))
 
     def shift(key, z, phi, rows):
-        start = query.init(key)
-        state = start._replace(phi=phi.at[: model.dim].set(z))
+        state = query.init(key)._replace(phi=phi.at[: model.dim].set(z))
         question = query.ask(query.chance(key), state)
         lost = _lost(plan, by_unit(jax.vmap(lambda row: query.row_value(question, row))(rows)))
         whole, clipped = (query.update(state, question, answer)[1].y for answer in (lost, jnp.zeros_like(lost)))

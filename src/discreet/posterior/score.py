@@ -72,13 +72,12 @@ def solve(
     expected = at(place)
     batch = release.plan.sampling_prob * release.plan.num_rows
     unbiased = replace(release, trace=trace._replace(y=np.asarray(trace.y) + batch * expected.lost))
-
-    count = min((len(column) for column in sample.values()), default=ROWS)
+    count = min([ROWS, *(len(column) for column in sample.values())])
 
     def given(on_the_way, draws):
         known = _known(release, prior, whiten, expected, count, on_the_way)
         found = full.solve(rng, unbiased, known, draws, burn_in=share, subsampling=subsampling, arrived=True)
-        wrong = rng.multivariate_normal(np.zeros(model.dim), expected.spread / min(count, ROWS), draws)
+        wrong = rng.multivariate_normal(np.zeros(model.dim), expected.spread / count, draws)
         moved = np.linalg.solve(known.curvature / release.plan.num_rows, wrong.T).T
         return found._replace(optimum=(found.optimum + moved) @ whiten, z=(found.z + moved) @ whiten)
 
@@ -101,7 +100,7 @@ def _known(
     top of that directions err by `ERROR`: rows follow the model in part only, and a trace is a line in part only.
     """
     num_rows = release.plan.num_rows
-    change, variance = expected.change, expected.variance * (1 / num_rows + 1 / min(count, ROWS))
+    change, variance = expected.change, expected.variance * (1 / num_rows + 1 / count)
     if on_the_way is not None:
         change, variance = change + on_the_way.mean(0) - expected.slopes, variance + on_the_way.var(0)
     precision = (whiten**2) @ prior.sd**-2.0
