@@ -26,7 +26,7 @@ from discreet.model import prior_moments
 from discreet.plan import Plan
 from discreet.posterior import exact
 from discreet.posterior.reading import around_locations
-from discreet.posterior.trace import tail_mean
+from discreet.release import tail_mean
 from discreet.posterior.trace_model import trace_model
 from discreet.posterior.types import through_q
 from discreet.schema import Categorical, Schema

@@ -13,7 +13,7 @@ from discreet.accounting import calibrate_search, composed_epsilon, guarantee
 from discreet.fitting import Checkpoint
 from discreet.ledger import Budget, LedgerError, open_account
 from discreet.mechanism import noise
-from discreet.plan import TRIAL_LAWS, Plan, Search, from_dict
+from discreet.plan import TRIAL_LAWS, Plan, Search, from_plain
 from discreet.posterior.trace import TraceError
 from discreet.release import Release
 from discreet.tune import prepare, tune
@@ -132,8 +132,8 @@ def test_what_no_search_can_be_is_refused(changes, said):
 
 def test_a_search_is_written_and_read():
     search = Search((PLAN, PLAN), 3.0, "geometric")
-    assert from_dict(json.loads(json.dumps(search.to_dict()))) == search
-    assert from_dict(json.loads(json.dumps(PLAN.to_dict()))) == PLAN
+    assert from_plain(json.loads(json.dumps(search.to_dict()))) == search
+    assert from_plain(json.loads(json.dumps(PLAN.to_dict()))) == PLAN
 
 
 # The search.

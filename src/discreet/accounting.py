@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from discreet.atomic import cache_folder, new_file
-from discreet.plan import TRIAL_LAWS, Plan, Search, phases, require
+from discreet.plan import TRIAL_LAWS, Charge, Plan, Search, phases, require
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -183,14 +183,39 @@ def calibrate_search(search: Search, epsilon: float, delta: float) -> Search:
     return scaled(_smallest(lambda factor: guarantee(scaled(factor), delta).epsilon, epsilon, 1.0, 1e-3))
 
 
-def composed_epsilon(parts: Sequence[Plan | Search], delta: float) -> float:
+def calibrate_phases(plans: Sequence[Plan], epsilon: float, delta: float) -> tuple[Plan, ...]:
+    """The phases with all their noise scaled by the smallest factor, to about 4 digits, that meets a budget together.
+
+    Guarantee: `guarantee(calibrate_phases(plans, epsilon, delta), delta).epsilon <= epsilon`, evaluated.
+
+    >>> plans = [Plan(50, 1, 1.0, clip_norm=1.0, noise_multiplier=share**-0.5) for share in (0.2, 0.8)]
+    >>> [round(plan.noise_multiplier * share**0.5, 2) for plan, share in zip(calibrate_phases(plans, 1.0, 1e-5), (0.2, 0.8))]
+    [3.73, 3.73]
+    """
+    require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, for example 1.0")
+
+    def scaled(factor: float) -> tuple[Plan, ...]:
+        return tuple(replace(phase, noise_multiplier=phase.noise_multiplier * factor) for phase in plans)
+
+    from dp_accounting import get_sigma_gaussian
+
+    guess = float(get_sigma_gaussian(epsilon, delta))
+    return scaled(_smallest(lambda factor: guarantee(scaled(factor), delta).epsilon, epsilon, guess, 1e-3))
+
+
+def flat(parts: Sequence[Charge]) -> list[Any]:
+    """Plans and searches one after the other: phases of one run are plans like others."""
+    return [one for part in parts for one in ((part,) if isinstance(part, Search) else phases(part))]
+
+
+def composed_epsilon(parts: Sequence[Charge], delta: float) -> float:
     """ε of plans and searches one after the other, none of which depends on what was learned.
 
     Guarantee: plans alone are composed as in `guarantee`, their losses with each other. Searches have no such losses:
     each pays for itself with an equal share of δ, the plans together with another, and their ε are added.
     """
-    plans = [part for part in parts if isinstance(part, Plan)]
-    alone: list[Phases | Search] = [part for part in parts if isinstance(part, Search)]
+    plans = [part for part in flat(parts) if isinstance(part, Plan)]
+    alone: list[Phases | Search] = [part for part in flat(parts) if isinstance(part, Search)]
     paid = [*([plans] if plans else []), *alone]
     return sum(guarantee(part, delta / len(paid)).epsilon for part in paid)
 

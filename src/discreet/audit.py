@@ -8,7 +8,7 @@ alone would need many more runs to say as much; this trusts that the law is of t
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from discreet.accounting import guarantee
 from discreet.evaluate import study
 from discreet.model import Model
 from discreet.plan import Plan
-from discreet.query import Point, Query
+from discreet.query import Phase, Point, Query
 from discreet.schema import MOST_CELLS, Numeric, Schema, Unit
 
 ROWS, DRAWS, MEMBERS, ROUNDS = 24, 10**6, 16, 40_000
@@ -117,6 +117,22 @@ class Canaries(NamedTuple):
     def holds(self) -> bool:
         """Whether the run does not contradict the claim."""
         return self.lower <= self.claimed
+
+
+def audit_phases(
+    asked: Sequence[Phase], schema: Schema, delta: float, *, model: Model | None = None, seed: int = 0
+) -> Audit:
+    """The audits of several phases as one: what any of them shows is a bound for all of them together."""
+    found = [audit(phase.query, phase.plan, schema, delta, model=model, seed=seed) for phase in asked]
+    if len(found) == 1:
+        return found[0]
+    checks = [
+        check._replace(name=f"phase {number}: {check.name}")
+        for number, one in enumerate(found, 1)
+        for check in one.checks
+    ]
+    claimed = guarantee([phase.plan for phase in asked], delta).epsilon
+    return Audit(tuple(checks), claimed, max(one.lower for one in found), delta)
 
 
 def one_run(query: Query, plan: Plan, schema: Schema, delta: float, seed: int = 0, progress=iter) -> Canaries:

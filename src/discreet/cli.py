@@ -289,6 +289,7 @@ def tune(
     asked |= {"delta": delta, "covariates": covariates, "dataset": dataset}
     factors = _numbers("clip", clip)
     account, model, rows = _given(asked)
+    method = method or ("dpvi" if sample is None else "score")  # one step has nothing to search for
     choice = _chooser(model, rows.schema, _public(model, rows.schema, sample), method, delta)(rows.num_rows, epsilon)
     candidates = {
         f"clip norm × {factor:g}": choice._replace(plan=replace(choice.plan, clip_norm=factor * choice.plan.clip_norm))
@@ -440,7 +441,8 @@ def plan(
     if out is not None and curves is not None:
         draw_curve(out, curves, rows, epsilon)
     if as_json:
-        facts: dict[str, Any] = {"plan": choice.plan.to_dict(), **choice.facts(), "warnings": said}
+        before = [phase.to_dict() for phase in choice.before]
+        facts: dict[str, Any] = {"plan": choice.plan.to_dict(), "before": before, **choice.facts(), "warnings": said}
         facts |= {"family": choice.family, "parameters": names, "rehearsed": None if tried is None else tried.to_dict()}
         typer.echo(json.dumps(facts | {"curves": None if curves is None else curves.to_dict()}))
         return
@@ -482,22 +484,24 @@ def audit(
     covariates: _COVARIATES = None,
     sample: _SAMPLE = None,
     method: _METHOD = None,
-    slow: Annotated[bool, typer.Option("--slow", help="also one whole run with canaries among the rows")] = False,
+    slow: Annotated[bool, typer.Option("--slow", help="also one run of the (last) question with canaries among the rows")] = False,
     as_json: _JSON = False,
 ):
     """Test the claim of a fit on made-up rows: what a row can move, the noise, the sampling, and the least ε there is.
 
     Exits with 1 if anything contradicts the claim. No table is read.
     """
-    from discreet.audit import audit as run_audit
-    from discreet.audit import one_run
-    from discreet.fitting import question
+    from discreet.audit import audit_phases, one_run
+    from discreet.rehearsal import rehearsed_phases
 
     model, declared = _declared(schema, outcome, family, covariates)
     choice = _chooser(model, declared, _public(model, declared, sample), method, delta)(rows, epsilon)
-    asked = (question(model, declared, choice), choice.plan, declared, delta)
-    found = run_audit(*asked, model=model)
-    canaries = one_run(*asked, progress=_progress("one run with canaries")) if slow else None
+    asked = rehearsed_phases(model, declared, choice)
+    found = audit_phases(asked, declared, delta, model=model)
+    canaries = None
+    if slow:
+        last = asked[-1]
+        canaries = one_run(last.query, last.plan, declared, delta, progress=_progress("one run with canaries"))
     if as_json:
         checks = [{**check._asdict(), "holds": check.holds} for check in found.checks]
         facts = {"claimed": found.claimed, "lower": found.lower, "holds": found.holds, "checks": checks}

@@ -40,7 +40,7 @@ def run_demo(out: str | Path, progress: Callable[[range], Iterable[int]] = iter)
     open_posterior = from_draws(draws, model, open_guarantee, info={"method": "non-private"})
     summaries = {
         "private, noise-aware": posterior.summary(),
-        "private, last iterate": naive_posterior(posterior).summary(),
+        "private, as if without noise": naive_posterior(posterior).summary(),
         "non-private": open_posterior.summary(),
     }
     line = what_it_shows(*summaries.values())
@@ -55,7 +55,7 @@ def what_it_shows(aware: "pandas.DataFrame", naive: "pandas.DataFrame", truth: "
     wide, held = zip(*(_against(table, truth) for table in (aware, naive)), strict=True)
     return (
         f"The noise-aware intervals are {wide[0]:.1f} times as wide as the non-private ones, which is what privacy "
-        f"costs; the last iterate's are {wide[1]:.1f} times as wide and leave it out. "
+        f"costs; read as if without noise they are {wide[1]:.1f} times as wide and leave it out. "
         f"They contain {held[0]} and {held[1]} of the {len(truth)} non-private estimates."
     )
 

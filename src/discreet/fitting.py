@@ -1,6 +1,6 @@
 """The composition root: the one place where the private and the public half meet."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from discreet import planner
@@ -10,14 +10,15 @@ from discreet.mechanism import loop
 from discreet.mechanism import noise as streams
 from discreet.mechanism.checkpoint import Checkpoint
 from discreet.mechanism.rows import Rows, encode
-from discreet.methods import elbo, score, sep, sites
+from discreet.methods import elbo, onestep, score, sep, sites
 from discreet.model import Model
 from discreet.posterior import full
-from discreet.posterior.reading import DEFAULTS, SCORES, Options, Reading, check_reading, naive_posterior, read
+from discreet.posterior.reading import DEFAULTS, ONE_STEP, Options, Reading, check_reading, naive_posterior, read
 from discreet.posterior.sums import fewest_steps
 from discreet.posterior.trace import TraceError
 from discreet.posterior.types import Posterior
-from discreet.query import Query
+from discreet.query import Phase, Query
+from discreet.release import Release
 from discreet.schema import Schema
 
 run = loop.run
@@ -49,12 +50,14 @@ def fit(
 ) -> Posterior:
     """The posterior of `model` given `rows`, noise-aware by default, at most (epsilon, delta) under zero-out adjacency.
 
-    Everything that is not given is chosen in public by the planner, and the release says why. `method` is "score" (rows
-    answer with gradients at the iterate itself; where the law of the covariates is public), "dpvi" (with gradients of
-    an ELBO) or "sep" (with the natural parameters of their sites, for GLMs without further parameters); without it the
-    planner takes the sharpest that stays calibrated. `sample` is a public table, raw, whose covariates follow the same
-    law as those of the rows: of another year or place, say. `values` override what was planned, by name: "clip_norm",
-    "steps", "sampling_prob", or a field of the method's settings. A `choice` that is given has its method and values.
+    Everything that is not given is chosen in public by the planner, and the release says why. `method` is "one-step"
+    (a share of the budget finds a good place, most of it asks rows once for their gradient there), "score" (rows answer
+    with gradients at the iterate itself, step by step; where the law of the covariates is public), "dpvi" (with
+    gradients of an ELBO) or "sep" (with the natural parameters of their sites, for GLMs without further parameters);
+    without it the planner takes the sharpest that stays calibrated. `sample` is a public table, raw, whose covariates
+    follow the same law as those of the rows: of another year or place, say; without it one step buys that law. `values`
+    override what was planned, by name: "clip_norm", "steps", "sampling_prob", or a field of the method's settings. A
+    `choice` that is given has its method and values.
     Without `noise` the stream is secure; a simulated stream is for studies, and the
     posterior's guarantee then says that it is not private. Where the trace cannot be read as asked, the release is not
     lost: the `TraceError` has it as `release`.
@@ -66,7 +69,7 @@ def fit(
         raise ValueError("give the account to the checkpoint: it is charged once for a run, however often that goes on")
     if choice is None:
         public = None if sample is None else planner.public_sample(model, rows.schema, sample)
-        if method is None and not _reads_scores(reading, options):
+        if method is None and (rows.on_disk or not _reads_one_step(reading, options)):
             method, public = "dpvi", None
         choose = planner.of_method(method, public)
         choice = choose(model, rows.schema, rows.num_rows, epsilon, delta)
@@ -81,12 +84,11 @@ def fit(
     stream = kept.noise(noise or streams.secure())
     if kept.account is not None and stream.kind != "secure":
         raise ValueError("simulated noise protects nobody, so no budget pays for it: leave the account out")
-    paid = guarantee(choice.plan, delta, stream.kind)
+    paid = guarantee(choice.plans, delta, stream.kind)
     if not paid.epsilon <= epsilon:  # so that nan is refused, too
         raise ValueError(f"this plan costs ε = {paid.epsilon:.4g}, more than epsilon={epsilon}: calibrate it first")
-    query = question(model, rows.schema, choice)
-    keep = _keep(model, choice)
-    release = loop.run(stream, choice.plan, query, rows, keep=keep, progress=progress, checkpoint=kept)
+    asked = phase_of(model, rows.schema, choice)
+    release = loop.run_phases(stream, choice.plans, asked, rows, progress=progress, checkpoint=kept)
     if checkpoint is None:
         kept.finish()
     if noise is None:
@@ -102,21 +104,35 @@ def fit(
 def check(model: Model, choice: planner.Choice, reading: Reading = "noise-aware", options: Options = DEFAULTS) -> None:
     """Refuse a choice whose release could not be read so, while nothing is spent."""
     check_reading(reading, options, choice.family)
-    if 0.8 * choice.plan.steps < fewest_steps(model.dim):
+    if not choice.before and 0.8 * choice.plan.steps < fewest_steps(model.dim):
         raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")
 
 
-def _reads_scores(reading: Reading, options: Options) -> bool:
-    """Whether scores could be read as asked."""
+def _reads_one_step(reading: Reading, options: Options) -> bool:
+    """Whether one step could be read as asked."""
     try:
-        check_reading(reading, options, SCORES)
+        check_reading(reading, options, ONE_STEP)
     except ValueError:
         return False
     return True
 
 
+def phase_of(model: Model, schema: Schema, choice: planner.Choice) -> Callable[[Sequence[Release]], Phase]:
+    """What rows are asked in each phase, given the releases of those before; its settings say how it was chosen."""
+    if not isinstance(choice.settings, onestep.Settings):
+        only = Phase(choice.plan, question(model, schema, choice), _keep(model, choice))
+        return lambda told: only
+    asked = onestep.phase(model, schema, choice.plans, choice.settings)
+
+    def with_facts(told):
+        plan, query, keep = asked(told)
+        return Phase(plan, query._replace(settings={**query.settings, **choice.facts()}), keep)
+
+    return with_facts
+
+
 def question(model: Model, schema: Schema, choice: planner.Choice) -> Query:
-    """What rows are asked; its settings say how it was chosen."""
+    """What rows are asked where there is one phase; its settings say how it was chosen."""
     if isinstance(choice.settings, sep.Settings):
         site = sites.linear(model)
         sites.check(site, schema)

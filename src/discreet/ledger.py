@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from discreet.accounting import composed_epsilon, filtered_epsilon
-from discreet.plan import SAMPLINGS, Plan, Search, from_dict, require
+from discreet.accounting import composed_epsilon, filtered_epsilon, flat
+from discreet.plan import SAMPLINGS, Charge, Search, from_plain, phases, require, to_plain
 
 APPLICATION, FORMAT, PATIENCE = 0x64697363, 2, 600.0
 _TABLES = """
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
     """One charge of one run: `state` is "intent" until its release is complete, then "committed"."""
 
     run: str
-    plan: Plan | Search
+    plan: Charge
     purpose: str
     state: str
     charged: str
@@ -92,7 +92,7 @@ class Account:
         """ε of everything charged so far, at the budget's δ."""
         return self._epsilon([entry.plan for entry in self.entries()])
 
-    def charge(self, plan: Plan | Search, purpose: str = "", run: str | None = None) -> str:
+    def charge(self, plan: Charge, purpose: str = "", run: str | None = None) -> str:
         """Write an intent, and give the name of its run; refused if it and all before it exceed the budget.
 
         A `run` that was charged before is not charged again: it goes on.
@@ -117,7 +117,7 @@ class Account:
                     f"{len(before)} fits): plan for less, or have its budget raised"
                 )
             new = "insert into entries (account, run, plan, purpose, state, charged) values (?, ?, ?, ?, 'intent', ?)"
-            db.execute(new, (self.name, run, json.dumps(plan.to_dict()), purpose, _now()))
+            db.execute(new, (self.name, run, json.dumps(to_plain(plan)), purpose, _now()))
             return run
 
     def commit(self, run: str) -> None:
@@ -134,16 +134,18 @@ class Account:
         if self.budget.adaptive:
             searches = [part for part in plans if isinstance(part, Search)]
             require(not searches, "adaptive", True, "be False where a search is charged: a filter has no price for it")
-            return filtered_epsilon(plans, self.budget.epsilon, self.budget.delta)
+            return filtered_epsilon(flat(plans), self.budget.epsilon, self.budget.delta)
         return composed_epsilon(plans, self.budget.delta)
 
-    def _check(self, plan: Plan | Search) -> None:
+    def _check(self, plan: Charge) -> None:
         rows = self.budget.num_rows
-        require(rows in (None, plan.num_rows), "num_rows", plan.num_rows, f"be {rows}, as {self.name!r} was declared")
-        for name in ("relation", "unit"):
-            kept, asked = getattr(self.budget, name), getattr(plan, name)
-            if kept != asked:
-                raise LedgerError(f"{self.name!r} is kept for {name} {kept!r}, and this plan is for {asked!r}")
+        for part in (plan,) if isinstance(plan, Search) else phases(plan):
+            asked = part.num_rows
+            require(rows in (None, asked), "num_rows", asked, f"be {rows}, as {self.name!r} was declared")
+            for name in ("relation", "unit"):
+                kept, asked = getattr(self.budget, name), getattr(part, name)
+                if kept != asked:
+                    raise LedgerError(f"{self.name!r} is kept for {name} {kept!r}, and this plan is for {asked!r}")
 
 
 def open_account(path: str | Path, name: str, budget: Budget) -> Account:
@@ -184,7 +186,7 @@ def export(path: str | Path) -> dict[str, Any]:
                 "name": account.name,
                 "budget": account.budget._asdict(),
                 "spent": account.spent(),
-                "entries": [{**entry._asdict(), "plan": entry.plan.to_dict()} for entry in account.entries()],
+                "entries": [{**entry._asdict(), "plan": to_plain(entry.plan)} for entry in account.entries()],
             }
             for account in accounts(path)
         ],
@@ -195,7 +197,7 @@ def _entries(db: sqlite3.Connection, name: str) -> list[Entry]:
     columns = "run, plan, purpose, state, charged, committed"
     rows = db.execute(f"select {columns} from entries where account = ? order by id", (name,))
     try:
-        return [Entry(row[0], from_dict(json.loads(row[1])), *row[2:]) for row in rows]
+        return [Entry(row[0], from_plain(json.loads(row[1])), *row[2:]) for row in rows]
     except (TypeError, ValueError) as error:  # what was spent is not known, so nothing more may be
         raise LedgerError(f"an entry of {name!r} is damaged ({error}): restore the ledger from a copy") from None
 

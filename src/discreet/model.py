@@ -113,6 +113,11 @@ def from_numpyro(
     return Model(**fields)
 
 
+def covariates_of(model: Model) -> list[str]:
+    """The columns that the model does not make."""
+    return [name for name in model.columns if name not in model.outcome]
+
+
 def simulate_table(model: Model, key: Array, rows: Row) -> tuple[Array, dict[str, Array]]:
     """A truth z from the prior, and `rows` (columns of equal length) with outcomes drawn from the model at z."""
     simulate = model.simulate

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 NORM_ORDERS = {"gaussian": 2, "laplace": 1}
 SAMPLINGS = {"poisson": "zero-out", "one row": "replace-one"}
@@ -159,8 +160,19 @@ class Search:
         return {**asdict(self), "trial": [phase.to_dict() for phase in self.trial]}
 
 
-def from_dict(values: dict) -> Plan | Search:
-    """The plan or the search that `to_dict` wrote."""
+Charge = Plan | Search | tuple[Plan, ...]
+"""What a ledger is charged with: a plan, the plans of several phases, or a search."""
+
+
+def to_plain(plan: Charge) -> Any:
+    """Plain values, for JSON; a tuple of phases is a list."""
+    return [phase.to_dict() for phase in plan] if isinstance(plan, tuple) else plan.to_dict()
+
+
+def from_plain(values: Any) -> Charge:
+    """What `to_plain` wrote."""
+    if isinstance(values, list):
+        return tuple(Plan(**phase) for phase in values)
     if "trial" not in values:
         return Plan(**values)
     return Search(**{**values, "trial": tuple(Plan(**phase) for phase in values["trial"])})

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import Array
 
+from discreet.plan import Plan
+
 Numbers = Array | np.ndarray
 
 
@@ -93,6 +95,14 @@ class Query(NamedTuple):
     def program(self) -> "Program":
         """What a step is compiled from: queries with the same functions share it."""
         return Program(self.chance, self.ask, self.row_value, self.update, self.products)
+
+
+class Phase(NamedTuple):
+    """What is asked under one plan, and what is kept of it: "blocks", "cross" or "trace"."""
+
+    plan: Plan
+    query: Query
+    keep: str = "blocks"
 
 
 class Program(NamedTuple):

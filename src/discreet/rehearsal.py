@@ -11,10 +11,12 @@ import numpy as np
 
 from discreet.evaluate import study
 from discreet.evaluate.reference import non_private
-from discreet.fitting import fit, simulated
+from discreet.fitting import fit, phase_of, simulated
+from discreet.mechanism import loop
 from discreet.methods.score import resampled
 from discreet.model import Model
 from discreet.planner import Choice
+from discreet.query import Phase
 from discreet.schema import Schema
 
 PROB = 0.9
@@ -84,3 +86,19 @@ def rehearse(
         raise ValueError("none of the made-up tables could be fitted: check the model's prior, or plan by hand")
     error = float(each.std(ddof=1) / np.sqrt(count)) if count > 1 else None
     return Rehearsal(float(each.mean()), error, np.nanmean(widths, 0), float(np.median(seconds)))
+
+
+def rehearsed_phases(model: Model, schema: Schema, choice: Choice, seed: int = 0) -> list[Phase]:
+    """What rows are asked in each phase of this choice: of a made-up table, where later questions depend on answers."""
+    asked = phase_of(model, schema, choice)
+    if not choice.before:
+        return [asked(())]
+    heard: list[Phase] = []
+
+    def listening(told):
+        heard.append(asked(told))
+        return heard[-1]
+
+    _, tables = study.simulate_tables(seed, model, schema, choice.plan.num_rows, 1)
+    loop.run_phases(simulated(seed), choice.plans, listening, study.stored(schema, study.one_table(schema, tables, 0)))
+    return heard

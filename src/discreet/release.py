@@ -85,7 +85,8 @@ class Release:
 
     There is no field for losses, norms, clipped fractions or batch sizes: a diagnostic is a mechanism with a cost.
     `noise` is "secure" or "simulated"; a simulated release is not private. `cross` and `trace` are kept only on
-    request. With a leading axis of replicas (simulated studies) every array has it.
+    request. With a leading axis of replicas (simulated studies) every array has it. `before` are the releases of earlier
+    phases, if what was asked here depends on what they told.
     """
 
     plan: Plan
@@ -95,6 +96,12 @@ class Release:
     last: np.ndarray
     trace: Point | None = None
     cross: Cross | None = None
+    before: tuple["Release", ...] = ()
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Of all phases, in order: what all of this cost is the price of them together."""
+        return (*(one.plan for one in self.before), self.plan)
 
     def save(self, folder: str | Path) -> Path:
         """Write `release.json` and `arrays.npz` into a new or replaced `folder`, all or nothing."""
@@ -105,9 +112,12 @@ class Release:
                 "plan": self.plan.to_dict(),
                 "noise": self.noise,
                 "settings": dict(self.settings),
+                "before": len(self.before),
                 "sha256": _digest(scratch / "arrays.npz"),
             }
             (scratch / "release.json").write_text(json.dumps(facts, indent=2) + "\n")
+            for number, phase in enumerate(self.before, 1):
+                phase.save(scratch / f"phase-{number}")
         return Path(folder)
 
     @classmethod
@@ -120,7 +130,9 @@ class Release:
             blocks = Blocks(*(arrays[name] for name in Blocks._fields))
             trace = Point(*(arrays[f"trace_{name}"] for name in Point._fields)) if "trace_x" in arrays else None
             cross = Cross(arrays["cross_xx"], arrays["cross_yx"]) if "cross_xx" in arrays else None
-            return cls(Plan(**facts["plan"]), facts["noise"], facts["settings"], blocks, arrays["last"], trace, cross)
+            before = tuple(cls.load(folder / f"phase-{number}") for number in range(1, facts.get("before", 0) + 1))
+            kept = (facts["noise"], facts["settings"], blocks, arrays["last"], trace, cross, before)
+            return cls(Plan(**facts["plan"]), *kept)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{folder} is not a release of format {FORMAT}: its plan or arrays are not: {error}"
@@ -132,6 +144,13 @@ class Release:
             if kept is not None:
                 arrays |= {f"{name}_{field}": value for field, value in kept._asdict().items()}
         return arrays
+
+
+def tail_mean(release: Release, burn_in: float = 0.2) -> np.ndarray:
+    """Mean of the iterates after the first share `burn_in`, all of φ, shape (…, |φ|)."""
+    steps, mean = (np.asarray(field) for field in release.blocks[:2])
+    first = round(burn_in * mean.shape[-2])
+    return (steps * mean)[..., first:, :].sum(-2) / steps[..., first:, :].sum(-2)
 
 
 def _read_facts(folder: Path) -> dict:

@@ -99,12 +99,12 @@ def kept(folder, account=None, done=3, **options):
     """A checkpoint that a run has left, without the run: its stream, its rows and how to restore it."""
     stream, rows, state = secure(), tiny.rows(), {"phi": np.arange(3.0)}
     checkpoint = Checkpoint(folder, account, **options)
-    checkpoint.restore(stream, {"what": "made up"}, rows, state)
+    checkpoint.restore(stream, {"what": "made up"}, rows)
     checkpoint.save(stream, 0, state)
     checkpoint.charge(tiny.choice().plan)
     for block in range(1, done + 1):
         checkpoint.save(stream, block, state, (np.full(4, float(block)), np.ones((2, 3))))
-    return lambda again: again.restore(again.noise(secure()), {"what": "made up"}, rows, state)
+    return lambda again: again.restore(again.noise(secure()), {"what": "made up"}, rows)
 
 
 @pytest.mark.parametrize("folder", [None, "run"])
@@ -149,7 +149,7 @@ def test_a_folder_that_another_run_made_meanwhile_stays_as_it_is(tmp_path, there
     account = open_account(tmp_path / "ledger.db", "tiny", Budget(9.0, tiny.DELTA))
     late = Checkpoint(tmp_path / "run", account)
     stream, state = secure(), {"phi": np.arange(3.0)}
-    late.restore(stream, {}, tiny.rows(), state)
+    late.restore(stream, {}, tiny.rows())
     if there == "a file":
         (tmp_path / "run").write_text("hello")
     else:
@@ -183,7 +183,7 @@ def test_a_refused_charge_removes_no_folder_but_its_own(tmp_path):
 def test_a_folder_that_was_taken_away_is_not_made_anew_in_part(tmp_path):
     stream, state = secure(), {"phi": np.arange(3.0)}
     with Checkpoint(tmp_path / "run") as checkpoint:
-        checkpoint.restore(stream, {}, tiny.rows(), state)
+        checkpoint.restore(stream, {}, tiny.rows())
         checkpoint.save(stream, 0, state)
         shutil.rmtree(tmp_path / "run")
         checkpoint.save(stream, 1, state, np.ones(3))

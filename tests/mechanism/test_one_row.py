@@ -94,4 +94,4 @@ def test_counts_are_refused():
     schema = Schema((Categorical("x", ("a", "b")),))
     rows = store(schema, {"x": np.zeros(50, np.int32)})
     with pytest.raises(ValueError, match="held as counts"):
-        loop._check(noise.simulated(1), one_row(), Query(*[None] * 8, {}), rows)
+        loop._check(noise.simulated(1), one_row(), rows)

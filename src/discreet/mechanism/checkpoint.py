@@ -25,7 +25,7 @@ import numpy as np
 from discreet.atomic import new_file, sync
 from discreet.mechanism.noise import Noise
 from discreet.mechanism.rows import Rows
-from discreet.plan import Plan, Search
+from discreet.plan import Charge
 from discreet.release import Release
 
 SECRET, FIELDS = "secret.npz", {"run", "key", "kind", "done", "digest", "rows"}
@@ -36,7 +36,7 @@ Leaves = Sequence[np.ndarray]
 class Charged(Protocol):
     """What a run is charged to: an account of the ledger."""
 
-    def charge(self, plan: Plan | Search, purpose: str = "", run: str | None = None) -> Any:
+    def charge(self, plan: Charge, purpose: str = "", run: str | None = None) -> Any:
         """Write an intent for this run, once."""
 
     def commit(self, run: str) -> None:
@@ -125,7 +125,7 @@ class Checkpoint:
         key[:] = 0
         return stream
 
-    def charge(self, plan: Plan | Search) -> None:
+    def charge(self, plan: Charge) -> None:
         """Write the intent, once for each run; where it is refused, a new run leaves nothing behind."""
         try:
             if self.account is not None:
@@ -142,33 +142,36 @@ class Checkpoint:
         """
         if self._saved is None or self.folder is None or str(self._saved["kind"]) != release.noise:
             return False
-        told = [self._told_in(chunk) for chunk in range(int(self._saved["done"]))]
+        told, steps = [], 0.0
+        for chunk in reversed(range(int(self._saved["done"]))):  # earlier phases told other things before
+            told.insert(0, self._told_in(chunk))
+            steps += float(np.sum(told[0][0]))
+            if steps >= release.plan.steps:
+                break
         moments = len(release.blocks)  # points may follow them
-        if not told or np.sum(release.blocks.steps) != release.plan.steps or any(len(one) < moments for one in told):
+        if not told or steps != release.plan.steps or any(len(one) < moments for one in told):
             return False
         joined = [np.concatenate([one[place] for one in told]) for place in range(moments)]
         return all(np.array_equal(*pair, equal_nan=True) for pair in zip(joined, release.blocks, strict=True))
 
-    def restore(self, noise: Noise, facts: dict, rows: Rows, state: Any) -> tuple[int, Any, list[Leaves]]:
+    def restore(self, noise: Noise, facts: dict, rows: Rows) -> tuple[int, Leaves, list[Leaves]]:
         """How many chunks are done, the state after them, and what each of them told; of a new run: none."""
         self.begin()
         if self.folder is None:
-            return 0, state, []
+            return 0, [], []
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
         self._told = {"digest": digest, "rows": _tag(noise, rows)}
         if self._saved is None:
-            return 0, state, []
+            return 0, [], []
         if str(self._saved["digest"]) != digest:
             raise CheckpointError(
                 f"{self.folder} is of another model, plan or schema: give the same, or another folder"
             )
         if not hmac.compare_digest(str(self._saved["rows"]), self._told["rows"]):
             raise CheckpointError(f"{self.folder} is of another table: noise that is used for two protects neither")
-        done, tree = int(self._saved["done"]), jax.tree.structure(state)
+        done = int(self._saved["done"])
         leaves = [self._saved[name] for name in sorted(self._saved) if name.startswith("state_")]
-        if len(leaves) != tree.num_leaves:
-            raise CheckpointError(f"{self.folder} is no checkpoint of this query: give another")
-        return done, jax.tree.unflatten(tree, leaves), [self._told_in(chunk) for chunk in range(done)]
+        return done, leaves, [self._told_in(chunk) for chunk in range(done)]
 
     def _told_in(self, chunk: int) -> Leaves:
         assert self.folder is not None

@@ -18,6 +18,7 @@ from jax.interpreters import batching, mlir
 from discreet.query import Numbers
 
 GRID = 2.0**20
+MOST_ENTRIES = 2**24
 
 
 def bounded_sum(
@@ -90,8 +91,25 @@ def _bounded_sum(*operands, jaxpr, num_public, order):
     multiplicity, clip_norm = operands[-2:]
     consts, question = public[: len(jaxpr.constvars)], public[len(jaxpr.constvars) :]
     one_row = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))
-    values = jax.vmap(lambda *row: one_row(*question, *row)[0])(*rows)
-    return (multiplicity[:, None] * clip_to_grid(values, clip_norm, order)).sum(0)
+
+    def total(multiplicity, *rows):
+        values = jax.vmap(lambda *row: one_row(*question, *row)[0])(*rows)
+        return (multiplicity[:, None] * clip_to_grid(values, clip_norm, order)).sum(0)
+
+    count, size = len(multiplicity), jaxpr.outvars[0].aval.size
+    portions = -(-count * size // MOST_ENTRIES)
+    if portions <= 1:
+        return total(multiplicity, *rows)
+    each = -(-count // portions)
+    # rows beyond the last repeat it, with multiplicity zero: whole numbers have the same sum in any order
+    places = jnp.minimum(jnp.arange(portions * each), count - 1).reshape(portions, each)
+    counted = jnp.pad(multiplicity, (0, portions * each - count)).reshape(portions, each)
+
+    def add(sums, portion):
+        return sums + total(portion[1], *(row[portion[0]] for row in rows)), None
+
+    start = jnp.zeros(jaxpr.outvars[0].aval.shape, jaxpr.outvars[0].aval.dtype)
+    return jax.lax.scan(add, start, (places, counted))[0]
 
 
 def clip_to_grid(values: Array, clip_norm: Array, order: int = 2) -> Array:

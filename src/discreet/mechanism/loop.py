@@ -1,6 +1,7 @@
 """The adaptive loop: ask, sum, add noise, update; a scan inside, Python outside."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -8,14 +9,14 @@ import jax
 import numpy as np
 from jax import Array
 
-from discreet.mechanism.checkpoint import Checkpoint
+from discreet.mechanism.checkpoint import Checkpoint, CheckpointError
 from discreet.mechanism.clipping import bounded_sum, of_unit, privatize
 from discreet.mechanism.noise import Noise
 from discreet.mechanism.products import FEATURES, MOST_ROWS, linear_sum, with_features
 from discreet.mechanism.rows import Packed, Rows, encoded_kind, packed, read_batches, unpacked
 from discreet.mechanism.sampling import Batches, draw_batches
 from discreet.plan import Plan
-from discreet.query import Numbers, Point, Products, Program, Query
+from discreet.query import Numbers, Phase, Point, Products, Program, Query
 from discreet.release import Blocks, Cross, Release, multiply, summarize
 
 BLOCKS = 100
@@ -73,37 +74,105 @@ def run(
     went on from its `checkpoint`, which is charged when all was checked and before the first row is asked. `progress`
     wraps the range of chunks and sees their number only. `precision` = "single" is for simulated comparisons.
     """
-    for name, value, known in (("keep", keep, tuple(KEEP)), ("precision", precision, PRECISIONS)):
-        if value not in known:
-            raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
+    only = Phase(plan, query, keep)
+    return run_phases(
+        noise, (plan,), lambda told: only, rows, precision=precision, progress=progress, checkpoint=checkpoint
+    )
+
+
+def run_phases(
+    noise: Noise,
+    plans: Sequence[Plan],
+    phase: Callable[[Sequence[Release]], Phase],
+    rows: Rows,
+    *,
+    precision: str = "double",
+    progress: Callable[[range], Iterable[int]] = iter,
+    checkpoint: Checkpoint | None = None,
+) -> Release:
+    """The release of the last of several phases; those before it are its `before`.
+
+    `phase(told)` says what is asked next, given the releases so far: it is public, and may choose the question and the
+    clip norm, but nothing else of the plan that was made for this phase, and charged.
+
+    Guarantee: with secure noise this is `accounting.event(plans)`; for the rest as `run`.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
     if precision == "single" and noise.kind == "secure":
         raise ValueError("precision='single': its sums are not exact, so no guarantee holds; use simulated noise")
-    _check(noise, plan, query, rows)
-    query = _by_layout(plan, query, rows)
+    for plan in plans:
+        _check(noise, plan, rows)
     with jax.enable_x64(precision == "double"):
-        start, keys = _public_keys(noise, rows.replicas)
-        state = query.init(start) if rows.replicas is None else jax.vmap(query.init)(start)
-        chunks = chunks_of(plan, rows, _check_shapes(query, rows), query.size)
-        stored = prepared(query, rows)
-        scales = Scales(np.array(plan.clip_norm), np.array(plan.noise_scale))
+        keys = _public_keys(noise, rows.replicas)
+        asked = _ready(keys[0], plans[0], phase(()), rows)
         noise.claim()
-        outputs, done = [], 0
+        done, leaves, told = 0, [], []
         if checkpoint is not None:
-            facts = {"plan": plan.to_dict(), "settings": dict(query.settings), "keep": keep, "chunks": chunks}
-            done, state, told = checkpoint.restore(noise, {**facts, "schema": rows.schema.to_toml()}, rows, state)
-            outputs = [_output(keep, leaves) for leaves in told]
-            checkpoint.save(noise, done, state)
-            checkpoint.charge(plan)
-        for index in progress(range(done, len(chunks))):
-            shape = chunks[index]
-            draws = _draw(noise, plan, query, rows, index, shape.blocks * shape.steps, keys)
-            jax.block_until_ready(state)  # noise for this chunk was made while the last one ran; go no further ahead
-            compiled = _compiled(query.program, keep, plan.norm_order, shape, rows.replicas is not None)
-            state, block, kept = compiled(scales, state, stored, draws)
-            outputs.append((block, kept))
-            if checkpoint is not None:
-                checkpoint.save(noise, index + 1, state, (block, kept))
-        return _collect(noise, plan, query, state, outputs, 0 if rows.replicas is None else 1)
+            planned, settings = [plan.to_dict() for plan in plans], dict(asked.query.settings)
+            facts = {"plans": planned, "settings": settings, "keep": asked.keep, "chunks": asked.chunks}
+            done, leaves, told = checkpoint.restore(noise, {**facts, "schema": rows.schema.to_toml()}, rows)
+            checkpoint.save(noise, done, asked.resumed(leaves) if done <= len(asked.chunks) else leaves)
+            checkpoint.charge(plans[0] if len(plans) == 1 else tuple(plans))
+        releases: list[Release] = []
+        first = 0
+        for plan in plans:
+            if releases:
+                asked = _ready(keys[0], plan, phase(releases), rows)
+            last = first + len(asked.chunks)
+            state = asked.resumed(leaves) if first < done <= last else asked.state
+            outputs = [_output(asked.keep, parts) for parts in told[first:last]]
+            shown = progress if len(asked.chunks) > 1 or len(plans) == 1 else iter
+            for index in shown(range(max(done, first), last)):
+                shape = asked.chunks[index - first]
+                draws = _draw(noise, asked.plan, asked.query, rows, index, shape.blocks * shape.steps, keys[1])
+                jax.block_until_ready(state)  # this chunk's noise was made while the last one ran; go no further ahead
+                order, several = asked.plan.norm_order, rows.replicas is not None
+                compiled = _compiled(asked.query.program, asked.keep, order, shape, several)
+                state, block, kept = compiled(asked.scales, state, asked.stored, draws)
+                outputs.append((block, kept, asked.query.last(state)))
+                if checkpoint is not None:
+                    checkpoint.save(noise, index + 1, state, outputs[-1])
+            releases.append(_collect(noise, asked, outputs, 0 if rows.replicas is None else 1))
+            first = last
+        return replace(releases[-1], before=tuple(releases[:-1]))
+
+
+class _Ready(NamedTuple):
+    """A phase that was checked, and what its chunks are given."""
+
+    plan: Plan
+    query: Query
+    keep: str
+    state: Any
+    chunks: list[Chunk]
+    stored: Any
+    scales: Scales
+
+    def resumed(self, leaves: Sequence[np.ndarray]) -> Any:
+        """The state of a run that was cut short, from its parts; that of a new one, if there are none."""
+        if not len(leaves):
+            return self.state
+        tree = jax.tree.structure(self.state)
+        if len(leaves) != tree.num_leaves:
+            raise CheckpointError("the checkpoint is of another query: give another folder")
+        return jax.tree.unflatten(tree, leaves)
+
+
+def _ready(start: Array, planned: Plan, phase: Phase, rows: Rows) -> _Ready:
+    plan, query, keep = phase
+    if keep not in KEEP:
+        raise ValueError(f"keep={keep!r} must be one of {', '.join(KEEP)}")
+    if replace(plan, clip_norm=planned.clip_norm) != planned:
+        raise ValueError(f"this phase asks under {plan}, but {planned} was planned and charged: keep to it")
+    missing = set(query.columns) - set(rows.schema.names)
+    if missing:
+        raise ValueError(f"the query needs columns {sorted(missing)}; the table has {list(rows.schema.names)}")
+    query = _by_layout(plan, query, rows)
+    state = query.init(start) if rows.replicas is None else jax.vmap(query.init)(start)
+    chunks = chunks_of(plan, rows, _check_shapes(query, rows), query.size)
+    scales = Scales(np.array(plan.clip_norm), np.array(plan.noise_scale))
+    return _Ready(plan, query, keep, state, chunks, prepared(query, rows), scales)
 
 
 @lru_cache(maxsize=64)
@@ -223,24 +292,24 @@ def _public_keys(noise: Noise, replicas: int | None) -> tuple[Array, Array]:
 
 
 def _output(keep: str, leaves):
-    """What a block told, from its parts."""
+    """What a chunk told, from its parts: moments, what else was kept of points, and the last iterate."""
     moments = len(Blocks._fields)
     others = {"blocks": lambda *_: None, "cross": Cross, "trace": Point}
-    return Blocks(*leaves[:moments]), others[keep](*leaves[moments:])
+    return Blocks(*leaves[:moments]), others[keep](*leaves[moments:-1]), leaves[-1]
 
 
-def _collect(noise: Noise, plan: Plan, query: Query, state, outputs, axis: int) -> Release:
-    blocks, kept = zip(*outputs, strict=True)
+def _collect(noise: Noise, asked: _Ready, outputs, axis: int) -> Release:
+    blocks, kept, last = zip(*outputs, strict=True)
 
     def joined(parts):
         return type(parts[0])(*(np.concatenate(field, axis) for field in zip(*parts, strict=True)))
 
     trace = joined(kept) if isinstance(kept[0], Point) else None
     cross = joined(kept) if isinstance(kept[0], Cross) else None
-    return Release(plan, noise.kind, query.settings, joined(blocks), np.asarray(query.last(state)), trace, cross)
+    return Release(asked.plan, noise.kind, asked.query.settings, joined(blocks), np.asarray(last[-1]), trace, cross)
 
 
-def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
+def _check(noise: Noise, plan: Plan, rows: Rows) -> None:
     if rows.num_rows != plan.num_rows:
         there = f"{rows.num_rows} {rows.unit}s"
         raise ValueError(f"plan.num_rows={plan.num_rows} but the table has {there}: make a new plan")
@@ -259,9 +328,6 @@ def _check(noise: Noise, plan: Plan, query: Query, rows: Rows) -> None:
             f"batch_limit={plan.batch_limit}: rows on disk are read by batches; give a limit below {plan.num_rows}, or "
             "encode a table this small without a folder"
         )
-    missing = set(query.columns) - set(rows.schema.names)
-    if missing:
-        raise ValueError(f"the query needs columns {sorted(missing)}; the table has {list(rows.schema.names)}")
 
 
 def _check_shapes(query: Query, rows: Rows) -> int:

@@ -48,6 +48,11 @@ class Rows:
         return f"Rows({self.num_rows} {self.unit}s; columns {', '.join(self.schema.names)})"
 
     @property
+    def on_disk(self) -> bool:
+        """Whether rows are read from files, by batches."""
+        return self._files is not None
+
+    @property
     def unit(self) -> str:
         """Whom a mechanism protects here: a row, or a unit of several."""
         return "row" if self.schema.unit is None else self.schema.unit.column

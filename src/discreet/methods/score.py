@@ -19,7 +19,7 @@ from discreet.model import Model
 from discreet.plan import Plan
 from discreet.query import Point, Query
 
-FEW, MANY, SEED, EVERY = 2**9, 2**13, 17, 5
+FEW, MANY, SEED = 2**9, 2**13, 17
 
 
 class Settings(NamedTuple):
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
     tell together (`whitening`). Its first closes the share `first` of any distance; the share falls geometrically to
     `last` in the first `falling` of all steps, and stays there, and so do the units. No step is longer than `longest`
     units, and none leaves the box of `reach` prior sds around the start: a variance would follow the residuals of
-    coefficients that have not arrived. `sample` are public columns whose law the covariates are known to follow ({}
+    coefficients that have not arrived. Units are renewed after `every` so many steps. `sample` are public columns whose law the covariates are known to follow ({}
     where there are none).
     """
 
@@ -41,6 +41,7 @@ class Settings(NamedTuple):
     sample: Mapping[str, np.ndarray]
     longest: float = 0.2
     reach: float = 6.0
+    every: int = 5
 
 
 class Constants(NamedTuple):
@@ -56,6 +57,7 @@ class Constants(NamedTuple):
     falling: Array
     longest: Array
     reach: Array
+    every: Array
     num_rows: Array
     sampling_prob: Array
     steps: Array
@@ -85,7 +87,7 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
     The trace is of κ·∇(−log p(z, rows)), against z, both in whitened units. `last` is z and then the units it ended in.
     """
     check(model, settings)
-    numbers = (settings.first, settings.last, settings.falling, settings.longest, settings.reach)
+    numbers = (settings.first, settings.last, settings.falling, settings.longest, settings.reach, settings.every)
     public = (plan.num_rows, plan.sampling_prob, plan.steps)
 
     def init(key):
@@ -115,7 +117,7 @@ def _functions(model: Model) -> Query:
         box = fixed.reach / jnp.sqrt(fixed.prior_precision)
         moved = jnp.clip(state.z - whiten.T @ step * short, fixed.start - box, fixed.start + box)
         taken, until = state.step + 1, jnp.ceil(fixed.falling * fixed.steps)
-        place = (taken < until) & (taken % EVERY == 0), taken == until
+        place = (taken < until) & (taken % fixed.every == 0), taken == until
         ways = (lambda: whiten), *(partial(_whitening_at, model, fixed, moved, count) for count in (FEW, MANY))
         units = jax.lax.switch(place[0] + 2 * place[1], ways)
         point = Point(state.z, jnp.linalg.solve(whiten.T, state.z), gradient, jnp.ones_like(answer))

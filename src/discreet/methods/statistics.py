@@ -36,27 +36,51 @@ def query(
     >>> query(lambda row: jnp.stack([row["x"], row["x"] ** 2]), 2, ["x"], plan).settings
     {'method': 'statistics', 'size': 2}
     """
+    described = {"method": "statistics", "size": size, **(description or {})}
+    return once(lambda question, row: statistic(row), (), size, columns, plan, described)
+
+
+def once(
+    row_value: Callable[[Any, Row], Array],
+    question: Any,
+    size: int,
+    columns: Sequence[str],
+    plan: Plan,
+    settings: Mapping[str, Any],
+) -> Query:
+    """Ask every row once for row_value(question, row), a vector of `size`; `question` is public.
+
+    Queries with the same row function share a compiled step. Guarantee: as of `query`.
+    """
     require(plan.steps == 1, "steps", plan.steps, "be 1: the statistics are asked for once")
     require(plan.sampling_prob == 1, "sampling_prob", plan.sampling_prob, "be 1: every row takes part in the sum")
     whole = plan.batch_limit in (None, plan.num_rows)
     require(whole, "batch_limit", plan.batch_limit, "be None: every row takes part in the sum")
     require(plan.unit == "row", "unit", plan.unit, "be row: the number of rows, which the posterior needs, is secret")
     require(size >= 1, "size", size, "be at least 1")
-
-    def update(state, question, answer):
-        del question
-        return answer, Point(state, state, answer, jnp.ones_like(answer))
-
     return Query(
-        init=lambda key: jnp.zeros(size),
-        ask=lambda chance, state: (),
-        row_value=lambda question, row: statistic(row),
-        update=update,
-        last=lambda state: state,
+        init=lambda key: (question, jnp.zeros(size)),
+        ask=_ask,
+        row_value=row_value,
+        update=_update,
+        last=_last,
         size=size,
         columns=tuple(columns),
-        settings={"method": "statistics", "size": size, **(description or {})},
+        settings=settings,
     )
+
+
+def _ask(chance, state):
+    del chance
+    return state[0]
+
+
+def _update(state, question, answer):
+    return (question, answer), Point(state[1], state[1], answer, jnp.ones_like(answer))
+
+
+def _last(state):
+    return state[1]
 
 
 def of_family(conjugate: Conjugate, plan: Plan) -> Query:

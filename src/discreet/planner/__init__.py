@@ -9,16 +9,24 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from discreet.model import Model
+from discreet.model import Model, covariates_of
 from discreet.planner.gradients import choose
+from discreet.planner.onestep import choose_onestep, too_noisy, why_not
 from discreet.planner.prior_rows import Choice, PriorRows, changed, simulate_rows, varied_column
-from discreet.planner.score import choose_score, covariates_of, why_not
+from discreet.planner.score import choose_score
 from discreet.planner.sites import choose_sites
 from discreet.schema import Schema
 
 SELDOM = 1e-24
-METHODS: dict[str, Callable[..., Choice]] = {"dpvi": choose, "sep": choose_sites, "score": choose_score}
+METHODS: dict[str, Callable[..., Choice]] = {
+    "one-step": choose_onestep,
+    "dpvi": choose,
+    "sep": choose_sites,
+    "score": choose_score,
+}
 """By the name of a method, what makes its public choices."""
+OF_A_SAMPLE = ("one-step", "score")
+"""Methods that a public sample of the covariates serves."""
 
 __all__ = [
     "METHODS",
@@ -27,6 +35,7 @@ __all__ = [
     "changed",
     "choose",
     "choose_best",
+    "choose_onestep",
     "choose_score",
     "choose_sites",
     "of_method",
@@ -46,14 +55,17 @@ def choose_best(
     *,
     sample: Mapping[str, np.ndarray] | None = None,
 ) -> Choice:
-    """The public choices of the sharpest method that stays calibrated with what is known: scores, or else DPVI.
+    """The public choices of the sharpest method that stays calibrated with what is known: one step, or else DPVI.
 
-    Scores need the law of the covariates: there are none, or a public `sample` of encoded columns has it.
+    One step needs the law of the covariates: there are none, or a public `sample` of encoded columns has it, or the
+    budget suffices to buy it.
     """
     why = why_not(model, schema, sample)
     if why is None:
-        choice = METHODS["score"](model, schema, num_rows, epsilon, delta, sample=sample)
-        reason = "method score: the law of rows is public given the parameters, and scores tell the most of these"
+        choice = METHODS["one-step"](model, schema, num_rows, epsilon, delta, sample=sample)
+        why = too_noisy(choice)
+    if why is None:
+        reason = "method one-step: most of the budget for one question at a good place tells the most"
     else:
         choice, reason = METHODS["dpvi"](model, schema, num_rows, epsilon, delta), f"method dpvi: {why}"
     return choice._replace(reasons=(reason, *choice.reasons))
@@ -65,10 +77,11 @@ def of_method(name: str | None, sample: Mapping[str, np.ndarray] | None = None) 
         return partial(choose_best, sample=sample)
     if name not in METHODS:
         raise ValueError(f"method={name!r} must be one of {', '.join(METHODS)}")
-    if name == "score":
-        return partial(METHODS["score"], sample=sample)
+    if name in OF_A_SAMPLE:
+        return partial(METHODS[name], sample=sample)
     if sample is not None:
-        raise ValueError(f"method={name!r} has no use for a public sample: leave it out, or choose method='score'")
+        known = " or ".join(repr(one) for one in OF_A_SAMPLE)
+        raise ValueError(f"method={name!r} has no use for a public sample: leave it out, or choose method={known}")
     return METHODS[name]
 
 

@@ -70,5 +70,5 @@ def warnings(choose: Chooser, choice: Choice, epsilon: float, names: Sequence[st
 
 def _predicted(choice: Choice) -> np.ndarray:
     if choice.predicted is None:
-        raise ValueError("the planner predicts no width for this method: choose method='dpvi' or 'score'")
+        raise ValueError("the planner predicts no width for this method: choose method='one-step', 'dpvi' or 'score'")
     return choice.predicted

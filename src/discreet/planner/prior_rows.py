@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from discreet.accounting import calibrate
-from discreet.methods import elbo, score, sep
+from discreet.methods import elbo, onestep, score, sep
 from discreet.model import Model, prior_moments, simulate_table
 from discreet.plan import Plan, default_batch_limit
 from discreet.posterior import full
-from discreet.posterior.reading import SCORES, SITES
+from discreet.posterior.reading import ONE_STEP, SCORES, SITES
 from discreet.schema import Categorical, Numeric, Schema
 
 TABLES, ROWS_PER_TABLE = 64, 512
@@ -27,21 +27,29 @@ class Choice(NamedTuple):
     """A plan, what is asked under it, what is known of each parameter in public, and the reasons.
 
     `predicted` (d,) is how many times as wide as without privacy each parameter's interval is expected to be, in a
-    typical table; None where that is not known.
+    typical table; None where that is not known. `before` are the plans of earlier phases, whose answers the question
+    under `plan` depends on; its clip norm may change with them.
     """
 
     plan: Plan
-    settings: elbo.Settings | sep.Settings | score.Settings
+    settings: elbo.Settings | sep.Settings | score.Settings | onestep.Settings
     prior: full.Prior
     reasons: tuple[str, ...]
     predicted: np.ndarray | None = None
+    before: tuple[Plan, ...] = ()
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Of all phases, in order."""
+        return (*self.before, self.plan)
 
     @property
     def family(self) -> str:
-        """The name of the variational family, or that rows answer with sites or scores."""
+        """The name of the variational family, or that rows answer with sites, with scores, or with these once."""
         if isinstance(self.settings, elbo.Settings):
             return self.settings.family.name
-        return SITES if isinstance(self.settings, sep.Settings) else SCORES
+        others = {sep.Settings: SITES, score.Settings: SCORES, onestep.Settings: ONE_STEP}
+        return others[type(self.settings)]
 
     @property
     def width(self) -> float | None:
@@ -172,10 +180,10 @@ def check_rows(num_rows: int) -> None:
 def changed(choice: Choice, epsilon: float, delta: float, values: Mapping[str, Any]) -> Choice:
     """The choice with other values of its plan or settings, by name; its noise meets the budget again.
 
-    What was predicted of it, is no longer.
+    What was predicted of it, is no longer. Where there are several phases, the plans stay as they are.
     """
     plan, settings = choice.plan, choice.settings
-    own = {"steps", "sampling_prob", "clip_norm"}
+    own = set() if choice.before else {"steps", "sampling_prob", "clip_norm"}
     known = own | set(settings._fields)
     unknown = sorted(set(values) - known)
     if unknown:
@@ -188,9 +196,9 @@ def changed(choice: Choice, epsilon: float, delta: float, values: Mapping[str, A
     if {"steps", "sampling_prob"} & set(values):
         plan = calibrate(plan, epsilon, delta)
     settings = settings._replace(**{name: value for name, value in values.items() if name not in own})
-    stale = tuple(f"{name} " for name in (*values, "noise_multiplier"))
+    stale = tuple(f"{name} " for name in (*values, *(() if choice.before else ("noise_multiplier",))))
     reasons = [reason for reason in choice.reasons if not reason.startswith(stale)]
-    reasons.append(_of_noise(plan))
+    reasons += [] if choice.before else [_of_noise(plan)]
     reasons += [f"{name} {value}: given" for name, value in values.items()]
     return choice._replace(plan=plan, settings=settings, reasons=tuple(reasons), predicted=None)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from discreet.methods import score
-from discreet.model import Model, prior_moments
+from discreet.model import Model, covariates_of, prior_moments
 from discreet.plan import Plan
 from discreet.planner.prior_rows import STEPS, Choice, check_rows, plan_for, reasons_of, simulate_rows, widths
 from discreet.posterior import full
@@ -80,11 +80,6 @@ def why_not(model: Model, schema: Schema, sample: Mapping[str, np.ndarray] | Non
     if unknown:
         return f"the law of {', '.join(unknown)} is not public: no sample of it was given"
     return None
-
-
-def covariates_of(model: Model) -> list[str]:
-    """The columns that the model does not make."""
-    return [name for name in model.columns if name not in model.outcome]
 
 
 def _kept_of(model: Model, schema: Schema, sample: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:

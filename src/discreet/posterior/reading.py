@@ -7,7 +7,7 @@ import numpy as np
 from discreet.accounting import Guarantee
 from discreet.methods.elbo import described_family
 from discreet.model import Model
-from discreet.posterior import averaging, clip_bias, diagnostics, exact, full, laplace, naive, nuts, score, sep
+from discreet.posterior import averaging, clip_bias, diagnostics, exact, full, laplace, naive, nuts, onestep, score, sep
 from discreet.posterior.sums import noise_changes
 from discreet.posterior.trace import TraceError, tail
 from discreet.posterior.trace_model import BurnIn, Solution, Subsampling, TracePrior, check_choices, trace_model
@@ -17,13 +17,13 @@ from discreet.schema import Schema
 
 Reading = Literal["noise-aware", "iterate average", "last iterate"]
 Solver = Literal["full", "exact", "nuts", "laplace"]
-SITES, SCORES = "sites", "scores"
+SITES, SCORES, ONE_STEP = "sites", "scores", "one step"
 DIAGONAL = {"exact": exact.solve, "nuts": nuts.solve, "laplace": laplace.solve}
 _NO_DIAGONAL = (
     "solver='{}' has a diagonal curvature, and the scales of a {} family have none: keep the trace and use "
     "solver='full', which reads their covariance from the locations"
 )
-FAR, LARGEST_R_HAT, LARGEST_DRIFT, NOT_ARRIVED = 3.0, 1.05, 1.0, 0.01
+FAR, LARGEST_R_HAT, LARGEST_DRIFT, NOT_ARRIVED, LEAST_EFFICIENCY = 3.0, 1.05, 1.0, 0.01, 0.02
 
 
 class Options(NamedTuple):
@@ -57,17 +57,18 @@ def read(
     Noise-aware readings solve the trace model as `options` say. The iterate average is DPVIm's: converged tails, with
     the noise left in their means.
     """
-    of_other = {"sep": (SITES, _of_sites), "score": (SCORES, _of_scores)}
+    of_other = {"sep": (SITES, _of_sites), "score": (SCORES, _of_scores), "one-step": (ONE_STEP, _of_one_step)}
     family, meaning = of_other.get(release.settings.get("method", ""), (None, _of_gradients))
     check_reading(how, options, family or described_family(release.settings).name)
     method, z, said, facts = meaning(np.random.default_rng(), release, model, how, options, draws)
-    if schema is not None and model.simulate is not None and family != SCORES:  # of scores it is taken out
+    if schema is not None and model.simulate is not None and family not in (SCORES, ONE_STEP):  # it is taken out of these
         bias = clip_bias.clip_bias(model, schema, release, z)
         said += clip_bias.warnings(bias, parameter_names(model))
         facts["clip_bias"] = [float(value) for value in bias]
     info = {
         "method": method,
         "plan": release.plan.to_dict(),
+        "before": [plan.to_dict() for plan in release.plans[:-1]],
         "reasons": list(release.settings.get("reasons", ())),
         "warnings": said,
         **facts,
@@ -78,7 +79,7 @@ def read(
 def check_reading(how: str, options: Options = DEFAULTS, family: str = "mean-field") -> None:
     """Refuse a reading that is not one, or that the family has no use for, before anything is spent on it.
 
-    `family` is the name of the variational family, or `SITES`, or `SCORES`.
+    `family` is the name of the variational family, or `SITES`, `SCORES` or `ONE_STEP`.
     """
     if how not in get_args(Reading):
         raise ValueError(f"reading={how!r} must be one of {', '.join(get_args(Reading))}")
@@ -94,6 +95,8 @@ def check_reading(how: str, options: Options = DEFAULTS, family: str = "mean-fie
     if family == SCORES and (how != "noise-aware" or options.solver in DIAGONAL or options.prior is not None):
         asked = how if how != "noise-aware" else f"solver={options.solver!r}, prior={options.prior!r}"
         raise ValueError(f"scores are read noise-aware by solver='full', which knows their curvature; not with {asked}")
+    if family == ONE_STEP and (how == "iterate average" or options != DEFAULTS):
+        raise ValueError("one step is read noise-aware, or as if it had no noise (last iterate); it has no options")
     if family == SCORES and options.burn_in == "converged":
         raise ValueError(
             "burn_in='converged': scores are read from where their steps have fallen; give a share of them"
@@ -117,7 +120,7 @@ def parameter_names(model: Model) -> list[str]:
 
 
 def naive_posterior(posterior: Posterior) -> Posterior:
-    """The same release read as if its last iterate had no noise: for comparison, not for use."""
+    """The same release read as if what it told had no noise: for comparison, not for use."""
     if posterior.release is None or posterior.model is None:
         raise ValueError("this posterior was loaded without its release: there is no last iterate to read")
     draws = posterior.z.shape[0] * posterior.z.shape[1]
@@ -200,6 +203,19 @@ def _of_scores(rng, release: Release, model: Model, how: Reading, options: Optio
     given = None if burn_in == DEFAULTS.burn_in or isinstance(burn_in, str) else burn_in
     found = score.solve(rng, release, model, prior, draws, burn_in=given, subsampling=options.subsampling)
     return _Meaning("score, noise-aware", found.z, of_solver(found.report) + _far(found.z.mean(0), prior, model), {})
+
+
+def _of_one_step(rng, release: Release, model: Model, how: Reading, options: Options, draws: int) -> _Meaning:
+    del options
+    found = onestep.solve(rng, release, model, draws, noisy=how == "noise-aware")
+    said = []
+    if found.report["efficiency"] < LEAST_EFFICIENCY:
+        said.append(
+            f"draws of the posterior are rough (efficiency {found.report['efficiency']:.2g}): the steps ended "
+            f"{found.report['far']:.1f} of its sds from it; a larger ε or more rows would bring them closer"
+        )
+    facts = {"one step": {name: float(value) for name, value in found.report.items()}}
+    return _Meaning(f"one step, {how}", found.z, said + _far(found.z.mean(0), public_prior(release), model), facts)
 
 
 def _noise_aware(rng, release: Release, model: Model, options: Options, draws: int) -> tuple[str, np.ndarray, Any]:

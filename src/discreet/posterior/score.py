@@ -18,7 +18,7 @@ import numpy as np
 from discreet.methods.score import gradients_at, simulated_rows
 from discreet.model import Model
 from discreet.posterior import full
-from discreet.posterior.trace import tail_mean
+from discreet.release import tail_mean
 from discreet.posterior.trace_model import Subsampling
 from discreet.release import Release
 

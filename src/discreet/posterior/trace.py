@@ -34,13 +34,6 @@ def tail(release: Release, burn_in: float = 0.2) -> Moments:
     return moments(release.blocks, after(release.blocks, burn_in))
 
 
-def tail_mean(release: Release, burn_in: float = 0.2) -> np.ndarray:
-    """Mean of the iterates after the first share `burn_in`, all of φ, shape (…, |φ|)."""
-    steps, mean = (np.asarray(field) for field in release.blocks[:2])
-    first = round(burn_in * mean.shape[-2])
-    return (steps * mean)[..., first:, :].sum(-2) / steps[..., first:, :].sum(-2)
-
-
 def after(blocks: Blocks, burn_in: float) -> np.ndarray:
     """Which blocks lie after the first share `burn_in`, shape (blocks, 1)."""
     if not 0 <= burn_in < 1:

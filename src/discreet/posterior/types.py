@@ -13,7 +13,7 @@ import numpy as np
 from discreet.accounting import Guarantee
 from discreet.atomic import new_file
 from discreet.methods.gaussian import MEAN_FIELD, Family
-from discreet.model import Model
+from discreet.model import Model, covariates_of
 from discreet.release import Release
 from discreet.schema import Schema
 
@@ -77,7 +77,7 @@ class Posterior:
             raise ValueError(
                 "this posterior cannot predict: it has no model with a mean; pass model= to Posterior.load"
             )
-        covariates = [name for name in self.model.columns if name not in self.model.outcome]
+        covariates = covariates_of(self.model)
         if not covariates:
             raise ValueError("this model has no covariates to predict from")
         columns = Schema(self.schema.select(covariates).columns).encode(table)

@@ -99,7 +99,7 @@ def page(
         meaning=_paragraph(meaning(posterior)),
         plot=forest(summaries),
         estimates=_estimates(summaries),
-        plan=_table(["setting", "value"], [[[name, _setting(value)] for name, value in plan.items()]], 1),
+        plan=_plans([*posterior.info.get("before", ()), plan]),
         reasons=f'<ul class="reasons">{reasons}</ul>' if reasons else "",
         reading=how_read(posterior),
         extra=escape(extra),
@@ -125,6 +125,13 @@ def _box(kind: str, first: str, second: str) -> str:
 
 def _paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>" if text else ""
+
+
+def _plans(plans: Sequence[Mapping[str, float | str | None]]) -> str:
+    """The settings of each phase, side by side."""
+    names = ["value"] if len(plans) == 1 else [f"phase {number}" for number in range(1, len(plans) + 1)]
+    rows = [[setting, *(_setting(plan[setting]) for plan in plans)] for setting in plans[0]]
+    return _table(["setting", *names], [rows], 1)
 
 
 def _setting(value: float | str | None) -> str:

@@ -1,0 +1,456 @@
+"""The law of the covariates, bought from the rows: how often each column has which values, then how columns go together.
+
+Two questions, each asked once of every row. The first counts cells: levels, whole numbers, or bins between the declared
+bounds. Its answer gives every column public scores: numbers in units of their own spread, cut at 3.5, and centred
+indicators of levels. The second asks for moments of these scores: means and squares of numbers, and the products of all
+pairs of columns. Rows are then made that have the moments that were told: numbers by a Gaussian copula, whose margins
+are smooth densities tilted to their means and squares; then levels, column by column, with chances that are linear in
+what is there already. What noise leaves open is drawn several times; small correlations are shrunk as their noise asks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from discreet.methods import statistics
+from discreet.plan import Plan
+from discreet.query import Query
+from discreet.schema import Categorical, Numeric
+
+MOST_PAIRS, CUT, IN_A_CELL = 2**14, 3.5, 4
+LEAST_EIGENVALUE, KEPT_EIGENVALUE, MOST_CORRELATED, LEAST_SQUARE, RAKES = 0.02, 0.5, 0.97, 0.05, 5
+MATCHES, MADE = 5, 2**13
+SMOOTHNESS, ATOM_SD, FLAT = (1e-2, 1.0, 1e2, 1e4), 1.5, 1e-3
+Columns = tuple[Numeric | Categorical, ...]
+Heard = tuple[np.ndarray, float]
+"""A sum that was told, and the sd of the noise in its entries."""
+
+
+class Margin(NamedTuple):
+    """What the counts say of one column: shares of its cells, and for numbers the unit of their scores."""
+
+    share: np.ndarray
+    centre: float = 0.0
+    unit: float = 1.0
+
+
+class Law(NamedTuple):
+    """How covariates are distributed: the cells of each column, and the covariance of their scores.
+
+    `least` is the least eigenvalue that the correlations of numbers may have.
+    """
+
+    columns: Columns
+    bins: int
+    margins: tuple[Margin, ...]
+    covariance: np.ndarray
+    least: float
+
+
+def cells(column: Numeric | Categorical, bins: int) -> int:
+    """How many cells a column has: its values if they are few, else bins, and one for either bound."""
+    return column.size if column.size is not None and _few(column, bins) else bins + 2
+
+
+def cell_of(column: Numeric | Categorical, bins: int, value: Any, xp: Any = np) -> Any:
+    """The cell of a value."""
+    if _few(column, bins):
+        first = 0 if isinstance(column, Categorical) else column.low
+        return xp.round(xp.asarray(value) - first).astype(int)
+    assert isinstance(column, Numeric)
+    inner = 1 + xp.clip(xp.floor((value - column.low) / (column.high - column.low) * bins), 0, bins - 1)
+    return xp.where(value <= column.low, 0, xp.where(value >= column.high, bins + 1, inner)).astype(int)
+
+
+def value_in(column: Numeric | Categorical, bins: int, cell: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Encoded values in these cells, at this share of their width."""
+    if isinstance(column, Categorical):
+        return cell.astype(np.int32)
+    if _few(column, bins):
+        return column.low + cell.astype(float)
+    inner = column.low + (cell - 1 + share) * (column.high - column.low) / bins
+    values = np.where(cell == 0, column.low, np.where(cell == bins + 1, column.high, inner))
+    return np.round(values) if column.integer else values
+
+
+def _few(column: Numeric | Categorical, bins: int) -> bool:
+    return isinstance(column, Categorical) or (column.size is not None and column.size <= bins + 2)
+
+
+def count_norm(columns: Columns) -> float:
+    """The length of what a row answers when cells are counted."""
+    return len(columns) ** 0.5
+
+
+def ask_counts(columns: Columns, bins: int, plan: Plan) -> Query:
+    """Ask every row once for its cells, one indicator for each.
+
+    Guarantee: a row's answer has length √columns, and is clipped to the plan's clip norm.
+    """
+    size, names = sum(cells(column, bins) for column in columns), [column.name for column in columns]
+    return statistics.once(_count(columns, bins), (), size, names, plan, {"method": "law, counts", "bins": bins})
+
+
+def reach(columns: Columns) -> float:
+    """The length to which a row's scores are cut, squared: one sd above what normal ones have on average."""
+    return len(columns) + (2 * len(columns)) ** 0.5
+
+
+def moment_norm(columns: Columns) -> float:
+    """The most that a row's moments can be: products count once, squares half."""
+    most = reach(columns)
+    return (most**2 / 2 + most) ** 0.5
+
+
+def size_of_moments(columns: Columns) -> int:
+    """How many numbers the second question asks for."""
+    widths, numbers = _widths(columns), len(_numeric(columns))
+    return len(_pair_places(widths)[0]) + 2 * numbers
+
+
+def ask_moments(columns: Columns, bins: int, told: Heard, plan: Plan) -> Query:
+    """Ask every row once for moments of its scores, scores being those that the `told` counts give.
+
+    Guarantee: a row's answer is at most `moment_norm` long, and is clipped to the plan's clip norm.
+    """
+    margins = tuple(Margin(*map(jnp.asarray, margin)) for margin in _margins(columns, bins, told))
+    names, size = [column.name for column in columns], size_of_moments(columns)
+    return statistics.once(_multiply(columns), margins, size, names, plan, {"method": "law, moments", "bins": bins})
+
+
+def learn(
+    rng: np.random.Generator, columns: Columns, bins: int, counts: Heard, moments: Heard, num_rows: int, laws: int
+) -> list[dict[str, np.ndarray]]:
+    """Rows (`MADE`, encoded) of the law that two noisy answers speak for, and then of as many others that they allow."""
+    margins = _margins(columns, bins, counts)
+    numbers = len(_numeric(columns))
+    told, noise = moments[0] / num_rows, np.full(len(moments[0]), moments[1] / num_rows)
+    units = np.concatenate([np.ones(2 * numbers), _pair_units(columns, margins)])
+    seen, loud = told / units, np.maximum(noise / units, 1e-9)
+    pairs = slice(2 * numbers, None)
+    centre = np.concatenate([seen[: 2 * numbers], _one_factor(columns, seen[pairs], loud[pairs])])
+    weight = loud[pairs] ** -4.0
+    apart = (seen - centre)[pairs] ** 2 - loud[pairs] ** 2
+    spread = max(float(apart @ weight / max(weight.sum(), 1e-300)), 1e-6)
+    gain = np.concatenate([np.ones(2 * numbers), spread / (spread + loud[pairs] ** 2)])
+    centre = centre + gain * (seen - centre)
+    among = _among_numbers(columns, centre[pairs])
+    least = max(LEAST_EIGENVALUE, KEPT_EIGENVALUE * float(np.linalg.eigvalsh(among).min())) if numbers else 1.0
+    found = []
+    for number in range(laws + 1):
+        target, again = centre, margins
+        if number > 0:
+            target = target + np.sqrt(gain) * loud * rng.standard_normal(len(target))
+            again = _margins_again(rng, columns, margins, counts[1] / num_rows)
+        found.append(_matched(int(rng.integers(2**31)), Law(columns, bins, again, np.eye(0), least), target * units))
+    return found
+
+
+def _one_factor(columns: Columns, seen: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """What correlations of numbers would be if one hidden factor made them, where noise does not drown it; others zero.
+
+    Correlations are shrunk towards these: columns that all go together do so with little error.
+    """
+    among, fitted = _among_numbers(columns, seen), np.zeros(len(seen))
+    places = _numeric_pairs(columns)
+    if len(among) < 3 or np.linalg.eigvalsh(among - np.eye(len(among))).max() < 2 * len(among) ** 0.5 * noise[places][0]:
+        return fitted
+    own = np.abs(among - np.eye(len(among))).max(1)
+    for _ in range(20):
+        values, vectors = np.linalg.eigh(among - np.diag(1 - own))
+        loading = np.sqrt(max(values[-1], 0.0)) * vectors[:, -1]
+        own = np.minimum(loading**2, MOST_CORRELATED)
+    first, second = np.triu_indices(len(among), 1)
+    fitted[places] = (loading[first] * loading[second]).clip(-MOST_CORRELATED, MOST_CORRELATED)
+    return fitted
+
+
+def _numeric_pairs(columns: Columns) -> np.ndarray:
+    """Which of all pairs are of two numbers."""
+    spots = np.zeros(sum(_widths(columns)), bool)
+    spots[_number_spots(columns)] = True
+    first, second = _pair_places(_widths(columns))
+    return np.flatnonzero(spots[first] & spots[second])
+
+
+def _among_numbers(columns: Columns, pairs: np.ndarray) -> np.ndarray:
+    """The correlations of numbers, as a matrix."""
+    found = np.eye(len(_numeric(columns)))
+    first, second = np.triu_indices(len(found), 1)
+    found[first, second] = found[second, first] = pairs[_numeric_pairs(columns)]
+    return found
+
+
+def _matched(seed: int, law: Law, target: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows of the law whose moments, cut as those of real rows are, come out as the target.
+
+    What rows lack of the target is added to what they are made from, and they are made again, by the same chance.
+    """
+    numbers, widths = len(_numeric(law.columns)), _widths(law.columns)
+    aim = np.array(target)
+    for _ in range(MATCHES + 1):
+        means, squares = aim[:numbers], aim[numbers : 2 * numbers] * 2**0.5
+        squares = np.maximum(squares, means**2 + LEAST_SQUARE)
+        covariance = np.zeros((sum(widths), sum(widths)))
+        places = _pair_places(widths)
+        covariance[places] = aim[2 * numbers :]
+        made = _draw(np.random.default_rng(seed), law._replace(covariance=covariance + covariance.T), means, squares)
+        scores = _scores(law, made)
+        length = np.sqrt(np.minimum(1, reach(law.columns) / np.maximum((scores**2).sum(1, keepdims=True), 1e-12)))
+        scores *= length
+        own = scores[:, _number_spots(law.columns)]
+        products = (scores.T @ scores / MADE)[places]
+        aim += target - np.concatenate([own.mean(0), (own**2).mean(0) / 2**0.5, products])
+    return made
+
+
+def _draw(rng: np.random.Generator, law: Law, means: np.ndarray, squares: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows of the law, numbers with these means and mean squares of their scores."""
+    made: dict[int, np.ndarray] = {}
+    numeric, parts = _numeric(law.columns), _parts(_widths(law.columns))
+    if numeric:
+        spots = _number_spots(law.columns)
+        sd = np.sqrt(squares - means**2)
+        told = np.clip((law.covariance[np.ix_(spots, spots)] - np.outer(means, means)) / np.outer(sd, sd), -1, 1)
+        told = np.clip(told, -MOST_CORRELATED, MOST_CORRELATED)
+        np.fill_diagonal(told, 1.0)
+        values, vectors = np.linalg.eigh(told)
+        factor = vectors * np.sqrt(np.maximum(values, law.least))
+        factor /= np.linalg.norm(factor, axis=1, keepdims=True)
+        chance = special.ndtr(rng.standard_normal((MADE, len(numeric))) @ factor.T)
+        for number, place in enumerate(numeric):
+            tilted = _tilted(law, place, means[number], squares[number])
+            made[place] = _values_at(law.columns[place], law.bins, tilted, chance[:, number])
+    there = {place: _column_scores(law, place, values) for place, values in made.items()}
+    for place, column in enumerate(law.columns):
+        if isinstance(column, Categorical):
+            share = law.margins[place].share
+            below = np.cumsum(_chances(law, place, parts, there), 1) < rng.random((MADE, 1))
+            made[place] = np.minimum(below.sum(1), len(share) - 1).astype(np.int32)
+            there[place] = _column_scores(law, place, made[place])
+    return {column.name: made[place] for place, column in enumerate(law.columns)}
+
+
+def _tilted(law: Law, place: int, mean: float, square: float) -> np.ndarray:
+    """Shares of cells times exp(αh + βh²), h their scores, so that these have this mean and mean square."""
+    margin, column = law.margins[place], law.columns[place]
+    share = np.maximum(margin.share, 1e-12)
+    inside = (np.arange(IN_A_CELL) + 0.5) / IN_A_CELL
+    values = value_in(column, law.bins, np.arange(len(share))[:, None], np.tile(inside, (len(share), 1)))
+    score = _number_score(margin, values.astype(float))
+    first, second = score.mean(1), (score**2).mean(1)
+    bend = np.zeros(2)
+    for _ in range(20):
+        now = special.softmax(np.log(share) + bend[0] * first + bend[1] * second)
+        gap = np.array([mean - now @ first, square - now @ second])
+        about = np.stack([first - now @ first, second - now @ second])
+        curvature = about * now @ about.T + 1e-6 * np.eye(2)
+        bend = np.clip(bend + np.clip(np.linalg.solve(curvature, gap), -0.5, 0.5), -5, 5)
+        if np.abs(gap).max() < 1e-6:
+            break
+    return now
+
+
+def _values_at(column: Numeric | Categorical, bins: int, share: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """The quantiles of a margin."""
+    ends = np.cumsum(share)
+    cell = np.minimum(np.searchsorted(ends, chance), len(share) - 1)
+    inside = np.clip((chance - ends[cell] + share[cell]) / np.maximum(share[cell], 1e-300), 0, 1)
+    return value_in(column, bins, cell, inside)
+
+
+def _chances(law: Law, place: int, parts: Sequence[slice], there: Mapping[int, np.ndarray]) -> np.ndarray:
+    """(rows, levels) of one column: linear in the scores of columns that are there, cut at zero, raked to its shares."""
+    share = law.margins[place].share
+    if not there:
+        return np.tile(share, (MADE, 1))
+    scores = np.concatenate(list(there.values()), 1)
+    scores = scores - scores.mean(0)
+    values, vectors = np.linalg.eigh(scores.T @ scores / MADE)
+    good = values > LEAST_EIGENVALUE
+    inverse = vectors[:, good] / values[good] @ vectors[:, good].T
+    spots = np.concatenate([np.arange(parts[other].start, parts[other].stop) for other in there])
+    chance = share + scores @ inverse @ law.covariance[spots, parts[place]] * _indicator_unit(share)
+    for _ in range(RAKES):
+        chance = np.maximum(chance, 0)
+        chance = chance * share / np.maximum(chance.mean(0), 1e-12) + 1e-12 * share
+        chance /= chance.sum(1, keepdims=True)
+    return chance
+
+
+def _scores(law: Law, made: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate(
+        [_column_scores(law, place, made[column.name]) for place, column in enumerate(law.columns)], 1
+    )
+
+
+def _column_scores(law: Law, place: int, values: np.ndarray) -> np.ndarray:
+    margin = law.margins[place]
+    if isinstance(law.columns[place], Numeric):
+        return _number_score(margin, values)[:, None]
+    return (np.eye(len(margin.share))[values] - margin.share) / _indicator_unit(margin.share)
+
+
+def _number_score(margin: Margin, value: Any, xp: Any = np) -> Any:
+    return xp.clip((value - margin.centre) / margin.unit, -CUT, CUT)
+
+
+def _indicator_unit(share: Any, xp: Any = np) -> Any:
+    """The length of centred indicators, on average."""
+    return xp.sqrt(xp.maximum(1 - (share**2).sum(), 1e-6))
+
+
+def _pair_units(columns: Columns, margins: Sequence[Margin]) -> np.ndarray:
+    """The sd of two scores, times each other, for all pairs: about one for numbers."""
+    sd = [
+        np.ones(1)
+        if isinstance(column, Numeric)
+        else np.sqrt(np.maximum(margin.share * (1 - margin.share), 1e-6)) / _indicator_unit(margin.share)
+        for column, margin in zip(columns, margins, strict=True)
+    ]
+    first, second = _pair_places(_widths(columns))
+    every = np.concatenate(sd)
+    return every[first] * every[second]
+
+
+def _margins(columns: Columns, bins: int, counts: Heard) -> tuple[Margin, ...]:
+    """Of each column, from noisy counts: few cells one by one, many as a smooth density."""
+    told, noise = counts
+    found = []
+    for column, part in zip(columns, _parts([cells(column, bins) for column in columns]), strict=True):
+        of_cells = np.asarray(told)[part]
+        share = _nearest(of_cells / max(of_cells.sum(), 1.0)) if _few(column, bins) else _smooth(of_cells, noise)
+        if isinstance(column, Numeric):
+            middle = value_in(column, bins, np.arange(len(share)), np.full(len(share), 0.5))
+            low, centre, high = np.interp([0.16, 0.5, 0.84], np.cumsum(share) - share / 2, middle)
+            least = (column.high - column.low) / (2 * bins)
+            found.append(Margin(share, float(centre), float(max((high - low) / 2, least))))
+        else:
+            found.append(Margin(share))
+    return tuple(found)
+
+
+def _margins_again(rng, columns: Columns, margins: Sequence[Margin], noise: float) -> tuple[Margin, ...]:
+    """Margins whose levels are as they might have been told, had the noise been drawn again; numbers are tilted."""
+
+    def again(column, margin):
+        if isinstance(column, Numeric):
+            return margin
+        return margin._replace(share=_nearest(margin.share + noise * rng.standard_normal(len(margin.share))))
+
+    return tuple(again(column, margin) for column, margin in zip(columns, margins, strict=True))
+
+
+def _smooth(told: np.ndarray, noise: float) -> np.ndarray:
+    """A log density of bins whose third differences are small, so that noise alone leaves a normal; bounds are atoms.
+
+    How small, is weighed by the evidence (Laplace's).
+    """
+    count, noise = len(told), max(noise, 1.0)
+    total = max(told.sum(), noise)
+    rough = np.diff(np.eye(count - 2), 3, axis=0)
+    rough = np.pad(rough, ((0, 0), (1, 1)))
+    ends = np.zeros((2, count))
+    ends[0, :2] = ends[1, -2:] = (1, -1)
+    found = []
+    for weight in SMOOTHNESS:
+        penalty = weight * rough.T @ rough + ends.T @ ends / ATOM_SD**2 + FLAT * np.eye(count)
+        theta, height, hessian = _fit_density(told, total, noise, penalty)
+        evidence = height + 0.5 * len(rough) * np.log(weight) - 0.5 * np.linalg.slogdet(hessian)[1]
+        found.append((evidence, special.softmax(theta)))
+    return max(found, key=lambda one: one[0])[1]
+
+
+def _fit_density(told: np.ndarray, total: float, noise: float, penalty: np.ndarray):
+    """Of log shares: the most likely ones, their height, and the curvature there."""
+
+    def height(theta):
+        gap = (told - total * special.softmax(theta)) / noise
+        return -0.5 * (gap @ gap + theta @ penalty @ theta)
+
+    theta, damping = np.zeros(len(told)), 1e-3
+    now = height(theta)
+    for _ in range(60):
+        share = special.softmax(theta)
+        slope = total * (np.diag(share) - np.outer(share, share)) / noise
+        hessian = slope.T @ slope + penalty
+        step = slope.T @ ((told - total * share) / noise) - penalty @ theta
+        moved = theta + np.clip(np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), step), -2, 2)
+        there = height(moved)
+        if there > now:
+            done = there - now < 1e-6
+            theta, now, damping = moved, there, damping / 5
+            if done:
+                break
+        else:
+            damping *= 10
+    return theta, now, hessian
+
+
+def _nearest(values: np.ndarray) -> np.ndarray:
+    """The point of the simplex that is nearest."""
+    ordered = np.sort(values)[::-1]
+    surplus = (np.cumsum(ordered) - 1) / np.arange(1, len(values) + 1)
+    last = np.flatnonzero(ordered > surplus)[-1]
+    return np.maximum(values - surplus[last], 0.0)
+
+
+def _numeric(columns: Columns) -> list[int]:
+    return [place for place, column in enumerate(columns) if isinstance(column, Numeric)]
+
+
+def _widths(columns: Columns) -> list[int]:
+    return [column.size if isinstance(column, Categorical) else 1 for column in columns]
+
+
+def _number_spots(columns: Columns) -> list[int]:
+    parts = _parts(_widths(columns))
+    return [parts[place].start for place in _numeric(columns)]
+
+
+def _parts(widths: Sequence[int]) -> list[slice]:
+    ends = np.cumsum(widths)
+    return [slice(int(end - width), int(end)) for end, width in zip(ends, widths, strict=True)]
+
+
+def _pair_places(widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the entries of a covariance that are of two columns of the table."""
+    owner = np.repeat(np.arange(len(widths)), widths)
+    first, second = np.triu_indices(len(owner), 1)
+    apart = owner[first] != owner[second]
+    return first[apart], second[apart]
+
+
+@lru_cache(maxsize=16)
+def _count(columns: Columns, bins: int) -> Callable:
+    def row_value(question, row):
+        del question
+        there = ((column, cell_of(column, bins, row[column.name], jnp)) for column in columns)
+        return jnp.concatenate([jnp.arange(cells(column, bins)) == cell for column, cell in there]).astype(float)
+
+    return row_value
+
+
+@lru_cache(maxsize=16)
+def _multiply(columns: Columns) -> Callable:
+    (first, second), numbers = _pair_places(_widths(columns)), np.array(_number_spots(columns), int)
+    most = reach(columns)
+
+    def of_column(column, margin, value):
+        if isinstance(column, Numeric):
+            return _number_score(margin, value, jnp)[None]
+        indicators = jnp.arange(len(column.levels)) == value
+        return (indicators - margin.share) / _indicator_unit(margin.share, jnp)
+
+    def row_value(margins, row):
+        there = zip(columns, margins, strict=True)
+        scores = jnp.concatenate([of_column(column, margin, row[column.name]) for column, margin in there])
+        scores = scores * jnp.sqrt(jnp.minimum(1.0, most / jnp.maximum((scores**2).sum(), 1e-12)))
+        own = scores[numbers]
+        return jnp.concatenate([own, own**2 / 2**0.5, scores[first] * scores[second]])
+
+    return row_value

@@ -1,0 +1,155 @@
+"""The one-step question: rows answer once, at a good place, with most of the budget.
+
+Before that a share of the budget finds the place (`score`, with all rows in every step), and where the law of the
+covariates is not public another share buys that (`law`). What is asked in each phase is a public function of what the
+phases before it told. The place is the mean of the last iterates; there, rows are simulated, which give the units of
+the answers and the clip norm with the narrowest posterior to expect.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from discreet.methods import law, score, statistics
+from discreet.model import Model, covariates_of
+from discreet.plan import Plan
+from discreet.query import Phase, Query
+from discreet.release import Release, tail_mean
+from discreet.schema import Schema
+
+SEED, LAWS, AT_PLACE, CANDIDATES = 23, 8, 2**14, 32
+Sample = Mapping[str, np.ndarray]
+
+
+class Settings(NamedTuple):
+    """The public choices of a run.
+
+    `reference` are those of the steps that find the place; its sample is a public one of the covariates. Without one,
+    their law is bought, with so many `bins` for numbers. A `clip_norm` of the last question that is given is taken; else
+    it is chosen at the place.
+    """
+
+    reference: score.Settings
+    bins: int = 0
+    clip_norm: float | None = None
+
+
+class Question(NamedTuple):
+    """Asked of every row: where, and in which units."""
+
+    z: Array
+    whiten: Array
+
+
+def phase(model: Model, schema: Schema, plans: Sequence[Plan], settings: Settings) -> Callable[..., Phase]:
+    """What is asked in each phase, given the releases of those before: counts, moments, the steps, and the one step."""
+
+    def asked(told: Sequence[Release]) -> Phase:
+        plan, bought = plans[len(told)], len(plans) - 2
+        columns = schema.select(covariates_of(model)).columns if bought else ()
+        if len(told) < bought:
+            if not told:
+                return Phase(plan, law.ask_counts(columns, settings.bins, plan))
+            return Phase(plan, law.ask_moments(columns, settings.bins, _heard(told[0]), plan))
+        sample = samples_of(settings, columns, told[:bought], 0)[0]
+        if len(told) == bought:
+            return Phase(plan, score.query(model, plan, settings.reference._replace(sample=sample)))
+        place = tail_mean(told[-1], settings.reference.falling)
+        whiten, answers = at_place(model, place, sample, settings.reference.prior_precision, plan.num_rows)
+        plan = replace(plan, clip_norm=settings.clip_norm or best_clip(answers, plan))
+        return Phase(plan, query(model, plan, place, whiten, settings, columns))
+
+    return asked
+
+
+def query(
+    model: Model, plan: Plan, place: np.ndarray, whiten: np.ndarray, settings: Settings, columns: law.Columns = ()
+) -> Query:
+    """Whitened gradients of log p(row | z) at one place, asked once of every row; `columns` are those whose law was
+    bought.
+
+    Guarantee: one row moves the sum by at most the plan's clip norm.
+    """
+    question = Question(jnp.asarray(place, float), jnp.asarray(whiten, float))
+    described = {
+        "method": "one-step",
+        "place": np.asarray(place).tolist(),
+        "whiten": np.asarray(whiten).tolist(),
+        "bins": settings.bins,
+        "bought": Schema(columns).to_dict() if columns else {},
+        "reference": score.describe(settings.reference),
+    }
+    return statistics.once(_score(model), question, model.dim, model.columns, plan, described)
+
+
+@lru_cache(maxsize=64)
+def _score(model: Model) -> Callable:
+    return lambda question, row: question.whiten @ jax.grad(model.log_likelihood)(question.z, row)
+
+
+def samples_of(
+    settings: Settings, columns: law.Columns, told: Sequence[Release], laws: int = LAWS
+) -> list[dict[str, np.ndarray]]:
+    """Covariates of the public sample; or of the law that was bought, and of so many others that the answers allow.
+
+    The same answers always give the same ones.
+    """
+    if not told:
+        return [dict(settings.reference.sample)]
+    rng = np.random.default_rng(SEED)
+    return law.learn(rng, columns, settings.bins, *map(_heard, told), told[0].plan.num_rows, laws)
+
+
+def _heard(release: Release) -> law.Heard:
+    return np.asarray(release.last), release.plan.noise_std
+
+
+def at_place(
+    model: Model, place: np.ndarray, sample: Sample, prior_precision: np.ndarray, num_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The units of answers at a place, and what rows simulated there answer in them: other rows than made the units."""
+    with jax.enable_x64(True):
+        gradients = np.asarray(_simulated(model)(jnp.asarray(place), dict(sample)))
+    first, second = gradients[::2], gradients[1::2]
+    whiten = score.whitening(first.T @ first / len(first), np.asarray(prior_precision), num_rows, np)
+    return whiten, second @ whiten.T
+
+
+@lru_cache(maxsize=64)
+def _simulated(model: Model) -> Callable:
+    return jax.jit(lambda z, sample: score.gradients_at(model, z, *score.simulated_rows(sample, AT_PLACE)))
+
+
+def best_clip(answers: np.ndarray, plan: Plan) -> float:
+    """The clip norm of the narrowest posterior to expect, from what rows answer (rows, d) where they will be asked.
+
+    Clipping takes information and no more: what it does to the mean answer is known when that is read.
+    """
+    norms = np.linalg.norm(answers, axis=1)
+    least, most = np.quantile(norms[norms > 0], [0.2, 1.0]) if (norms > 0).any() else (1.0, 1.0)
+
+    def spread(clip_norm):
+        seen, noise = information(answers, norms, replace(plan, clip_norm=clip_norm))
+        return np.trace(np.linalg.inv(seen.T @ np.linalg.solve(noise, seen) + np.eye(len(seen)) * 1e-9 * len(answers)))
+
+    return float(f"{min(np.geomspace(least, 1.2 * most, CANDIDATES), key=spread):.4g}")
+
+
+def information(answers: np.ndarray, norms: np.ndarray, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """How the sum of clipped answers changes as the truth moves, and its covariance, noise included."""
+    kept = np.minimum(1, plan.clip_norm / np.maximum(norms, 1e-300))[:, None] * answers
+    seen, square, mean = kept.T @ answers / len(answers), kept.T @ kept / len(answers), kept.mean(0)
+    covariance = plan.num_rows * (square - np.outer(mean, mean)) + plan.noise_std**2 * np.eye(len(seen))
+    return plan.num_rows * seen, covariance
+
+
+def described(settings: Mapping[str, Any]) -> tuple[Settings, law.Columns]:
+    """The settings that a release has, and the columns whose law was bought."""
+    columns = Schema.from_dict(settings["bought"]).columns if settings["bought"] else ()
+    return Settings(score.described(settings["reference"]), settings["bins"]), columns
