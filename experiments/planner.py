@@ -127,7 +127,10 @@ def read(seed, name, chosen, tables):
     one = case(name)
     drawn = np.full((len(next(iter(tables.values()))), DRAWS, one.model.dim), np.nan)
     for place in range(len(drawn)):
-        rows, stream = study.stored(one.schema, study.one_table(one.schema, tables, place)), simulated(seed + 10_000 * place)
+        rows, stream = (
+            study.stored(one.schema, study.one_table(one.schema, tables, place)),
+            simulated(seed + 10_000 * place),
+        )
         try:
             found = fit(one.model, rows, epsilon=np.inf, delta=DELTA, choice=chosen, noise=stream, draws=DRAWS)
             drawn[place] = found.z[0]

@@ -26,9 +26,9 @@ from discreet.model import prior_moments
 from discreet.plan import Plan
 from discreet.posterior import exact
 from discreet.posterior.reading import around_locations
-from discreet.release import tail_mean
 from discreet.posterior.trace_model import trace_model
 from discreet.posterior.types import through_q
+from discreet.release import tail_mean
 from discreet.schema import Categorical, Schema
 
 SEED, DRAWS, EPSILON, DELTA = 21, 4000, 1.0, 1e-5

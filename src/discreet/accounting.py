@@ -188,8 +188,8 @@ def calibrate_phases(plans: Sequence[Plan], epsilon: float, delta: float) -> tup
 
     Guarantee: `guarantee(calibrate_phases(plans, epsilon, delta), delta).epsilon <= epsilon`, evaluated.
 
-    >>> plans = [Plan(50, 1, 1.0, clip_norm=1.0, noise_multiplier=share**-0.5) for share in (0.2, 0.8)]
-    >>> [round(plan.noise_multiplier * share**0.5, 2) for plan, share in zip(calibrate_phases(plans, 1.0, 1e-5), (0.2, 0.8))]
+    >>> halves = [Plan(50, 1, 1.0, clip_norm=1.0, noise_multiplier=2**0.5)] * 2
+    >>> [round(plan.noise_multiplier / 2**0.5, 2) for plan in calibrate_phases(halves, 1.0, 1e-5)]
     [3.73, 3.73]
     """
     require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, for example 1.0")

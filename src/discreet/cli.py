@@ -484,7 +484,9 @@ def audit(
     covariates: _COVARIATES = None,
     sample: _SAMPLE = None,
     method: _METHOD = None,
-    slow: Annotated[bool, typer.Option("--slow", help="also one run of the (last) question with canaries among the rows")] = False,
+    slow: Annotated[
+        bool, typer.Option("--slow", help="also one run of the (last) question with canaries among the rows")
+    ] = False,
     as_json: _JSON = False,
 ):
     """Test the claim of a fit on made-up rows: what a row can move, the noise, the sampling, and the least ε there is.

@@ -22,12 +22,25 @@ from discreet.release import Release
 from discreet.schema import Schema
 
 run = loop.run
+run_phases = loop.run_phases
 secure = streams.secure
 simulated = streams.simulated
 
 MOST_POINTS = 2**26
 
-__all__ = ["Checkpoint", "Rows", "encode", "fit", "naive_posterior", "question", "run", "secure", "simulated"]
+__all__ = [
+    "Checkpoint",
+    "Rows",
+    "encode",
+    "fit",
+    "naive_posterior",
+    "phase_of",
+    "question",
+    "run",
+    "run_phases",
+    "secure",
+    "simulated",
+]
 
 
 def fit(
@@ -88,7 +101,7 @@ def fit(
     if not paid.epsilon <= epsilon:  # so that nan is refused, too
         raise ValueError(f"this plan costs ε = {paid.epsilon:.4g}, more than epsilon={epsilon}: calibrate it first")
     asked = phase_of(model, rows.schema, choice)
-    release = loop.run_phases(stream, choice.plans, asked, rows, progress=progress, checkpoint=kept)
+    release = run_phases(stream, choice.plans, asked, rows, progress=progress, checkpoint=kept)
     if checkpoint is None:
         kept.finish()
     if noise is None:
@@ -140,6 +153,7 @@ def question(model: Model, schema: Schema, choice: planner.Choice) -> Query:
     elif isinstance(choice.settings, score.Settings):
         query = score.query(model, choice.plan, choice.settings)
     else:
+        assert isinstance(choice.settings, elbo.Settings), "a question of several phases is `phase_of`'s"
         query = elbo.query(model, choice.plan, choice.settings)
     return query._replace(settings={**query.settings, **choice.facts()})
 
@@ -150,5 +164,6 @@ def _keep(model: Model, choice: planner.Choice) -> str:
         return "trace"
     if isinstance(choice.settings, sep.Settings) or model.dim > full.MOST_PARAMETERS:
         return "blocks"
+    assert isinstance(choice.settings, elbo.Settings)
     points = choice.plan.steps * 4 * choice.settings.family.size(model.dim)
     return "trace" if points <= MOST_POINTS else "cross"

@@ -11,8 +11,7 @@ import numpy as np
 
 from discreet.evaluate import study
 from discreet.evaluate.reference import non_private
-from discreet.fitting import fit, phase_of, simulated
-from discreet.mechanism import loop
+from discreet.fitting import fit, phase_of, run_phases, simulated
 from discreet.methods.score import resampled
 from discreet.model import Model
 from discreet.planner import Choice
@@ -100,5 +99,5 @@ def rehearsed_phases(model: Model, schema: Schema, choice: Choice, seed: int = 0
         return heard[-1]
 
     _, tables = study.simulate_tables(seed, model, schema, choice.plan.num_rows, 1)
-    loop.run_phases(simulated(seed), choice.plans, listening, study.stored(schema, study.one_table(schema, tables, 0)))
+    run_phases(simulated(seed), choice.plans, listening, study.stored(schema, study.one_table(schema, tables, 0)))
     return heard

@@ -85,8 +85,8 @@ class Release:
 
     There is no field for losses, norms, clipped fractions or batch sizes: a diagnostic is a mechanism with a cost.
     `noise` is "secure" or "simulated"; a simulated release is not private. `cross` and `trace` are kept only on
-    request. With a leading axis of replicas (simulated studies) every array has it. `before` are the releases of earlier
-    phases, if what was asked here depends on what they told.
+    request. With a leading axis of replicas (simulated studies) every array has it. `before` are the releases of
+    earlier phases, if what was asked here depends on what they told.
     """
 
     plan: Plan

@@ -60,7 +60,9 @@ def prepare(
         raise ValueError(f"candidates={list(candidates)}: a search needs two or more to choose from")
     several = [name for name, choice in candidates.items() if choice.before]
     if several:
-        raise ValueError(f"candidates {several} ask in several phases, and choose in public what there is: search others")
+        raise ValueError(
+            f"candidates {several} ask in several phases, and choose in public what there is: search others"
+        )
     plans = {name: roomy(choice).plan for name, choice in candidates.items()}
     first, plan = next(iter(plans.items()))
     for name, other in plans.items():

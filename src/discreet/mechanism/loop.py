@@ -121,7 +121,7 @@ def run_phases(
                 asked = _ready(keys[0], plan, phase(releases), rows)
             last = first + len(asked.chunks)
             state = asked.resumed(leaves) if first < done <= last else asked.state
-            outputs = [_output(asked.keep, parts) for parts in told[first:last]]
+            outputs: list[Any] = [_output(asked.keep, parts) for parts in told[first:last]]
             shown = progress if len(asked.chunks) > 1 or len(plans) == 1 else iter
             for index in shown(range(max(done, first), last)):
                 shape = asked.chunks[index - first]

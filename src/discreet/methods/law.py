@@ -1,4 +1,4 @@
-"""The law of the covariates, bought from the rows: how often each column has which values, then how columns go together.
+"""The law of the covariates, bought from the rows: which values each column has, then how columns go together.
 
 Two questions, each asked once of every row. The first counts cells: levels, whole numbers, or bins between the declared
 bounds. Its answer gives every column public scores: numbers in units of their own spread, cut at 3.5, and centred
@@ -18,7 +18,7 @@ from scipy import special
 
 from discreet.methods import statistics
 from discreet.plan import Plan
-from discreet.query import Query
+from discreet.query import Numbers, Query
 from discreet.schema import Categorical, Numeric
 
 MOST_PAIRS, CUT, IN_A_CELL = 2**14, 3.5, 4
@@ -33,9 +33,9 @@ Heard = tuple[np.ndarray, float]
 class Margin(NamedTuple):
     """What the counts say of one column: shares of its cells, and for numbers the unit of their scores."""
 
-    share: np.ndarray
-    centre: float = 0.0
-    unit: float = 1.0
+    share: Numbers
+    centre: Any = 0.0
+    unit: Any = 1.0
 
 
 class Law(NamedTuple):
@@ -125,7 +125,7 @@ def ask_moments(columns: Columns, bins: int, told: Heard, plan: Plan) -> Query:
 def learn(
     rng: np.random.Generator, columns: Columns, bins: int, counts: Heard, moments: Heard, num_rows: int, laws: int
 ) -> list[dict[str, np.ndarray]]:
-    """Rows (`MADE`, encoded) of the law that two noisy answers speak for, and then of as many others that they allow."""
+    """Rows (`MADE`, encoded) of the law that two noisy answers speak for, and then of `laws` others that they allow."""
     margins = _margins(columns, bins, counts)
     numbers = len(_numeric(columns))
     told, noise = moments[0] / num_rows, np.full(len(moments[0]), moments[1] / num_rows)
@@ -157,16 +157,23 @@ def _one_factor(columns: Columns, seen: np.ndarray, noise: np.ndarray) -> np.nda
     """
     among, fitted = _among_numbers(columns, seen), np.zeros(len(seen))
     places = _numeric_pairs(columns)
-    if len(among) < 3 or np.linalg.eigvalsh(among - np.eye(len(among))).max() < 2 * len(among) ** 0.5 * noise[places][0]:
+    if (
+        len(among) < 3
+        or np.linalg.eigvalsh(among - np.eye(len(among))).max() < 2 * len(among) ** 0.5 * noise[places][0]
+    ):
         return fitted
-    own = np.abs(among - np.eye(len(among))).max(1)
+    loading = _leading(among, np.abs(among - np.eye(len(among))).max(1))
     for _ in range(20):
-        values, vectors = np.linalg.eigh(among - np.diag(1 - own))
-        loading = np.sqrt(max(values[-1], 0.0)) * vectors[:, -1]
-        own = np.minimum(loading**2, MOST_CORRELATED)
+        loading = _leading(among, np.minimum(loading**2, MOST_CORRELATED))
     first, second = np.triu_indices(len(among), 1)
     fitted[places] = (loading[first] * loading[second]).clip(-MOST_CORRELATED, MOST_CORRELATED)
     return fitted
+
+
+def _leading(among: np.ndarray, shared: np.ndarray) -> np.ndarray:
+    """Loadings of the largest factor, if each column shares so much with the others."""
+    values, vectors = np.linalg.eigh(among - np.diag(1 - shared))
+    return np.sqrt(max(values[-1], 0.0)) * vectors[:, -1]
 
 
 def _numeric_pairs(columns: Columns) -> np.ndarray:
@@ -190,22 +197,31 @@ def _matched(seed: int, law: Law, target: np.ndarray) -> dict[str, np.ndarray]:
 
     What rows lack of the target is added to what they are made from, and they are made again, by the same chance.
     """
-    numbers, widths = len(_numeric(law.columns)), _widths(law.columns)
     aim = np.array(target)
-    for _ in range(MATCHES + 1):
-        means, squares = aim[:numbers], aim[numbers : 2 * numbers] * 2**0.5
-        squares = np.maximum(squares, means**2 + LEAST_SQUARE)
-        covariance = np.zeros((sum(widths), sum(widths)))
-        places = _pair_places(widths)
-        covariance[places] = aim[2 * numbers :]
-        made = _draw(np.random.default_rng(seed), law._replace(covariance=covariance + covariance.T), means, squares)
-        scores = _scores(law, made)
-        length = np.sqrt(np.minimum(1, reach(law.columns) / np.maximum((scores**2).sum(1, keepdims=True), 1e-12)))
-        scores *= length
-        own = scores[:, _number_spots(law.columns)]
-        products = (scores.T @ scores / MADE)[places]
-        aim += target - np.concatenate([own.mean(0), (own**2).mean(0) / 2**0.5, products])
-    return made
+    for _ in range(MATCHES):
+        aim += target - _moments(law, _made(seed, law, aim))
+    return _made(seed, law, aim)
+
+
+def _made(seed: int, law: Law, aim: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows whose scores have about these means, squares and products."""
+    numbers, widths = len(_numeric(law.columns)), _widths(law.columns)
+    means, squares = aim[:numbers], aim[numbers : 2 * numbers] * 2**0.5
+    covariance = np.zeros((sum(widths), sum(widths)))
+    covariance[_pair_places(widths)] = aim[2 * numbers :]
+    whole = law._replace(covariance=covariance + covariance.T)
+    return _draw(np.random.default_rng(seed), whole, means, np.maximum(squares, means**2 + LEAST_SQUARE))
+
+
+def _moments(law: Law, made: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What these rows would answer to the second question, on average."""
+    scores = np.concatenate(
+        [_column_scores(law, place, made[column.name]) for place, column in enumerate(law.columns)], 1
+    )
+    scores *= np.sqrt(np.minimum(1, reach(law.columns) / np.maximum((scores**2).sum(1, keepdims=True), 1e-12)))
+    own = scores[:, _number_spots(law.columns)]
+    products = (scores.T @ scores / MADE)[_pair_places(_widths(law.columns))]
+    return np.concatenate([own.mean(0), (own**2).mean(0) / 2**0.5, products])
 
 
 def _draw(rng: np.random.Generator, law: Law, means: np.ndarray, squares: np.ndarray) -> dict[str, np.ndarray]:
@@ -243,16 +259,20 @@ def _tilted(law: Law, place: int, mean: float, square: float) -> np.ndarray:
     values = value_in(column, law.bins, np.arange(len(share))[:, None], np.tile(inside, (len(share), 1)))
     score = _number_score(margin, values.astype(float))
     first, second = score.mean(1), (score**2).mean(1)
+
+    def tilted(bend):
+        return special.softmax(np.log(share) + bend[0] * first + bend[1] * second)
+
     bend = np.zeros(2)
     for _ in range(20):
-        now = special.softmax(np.log(share) + bend[0] * first + bend[1] * second)
+        now = tilted(bend)
         gap = np.array([mean - now @ first, square - now @ second])
+        if np.abs(gap).max() < 1e-6:
+            break
         about = np.stack([first - now @ first, second - now @ second])
         curvature = about * now @ about.T + 1e-6 * np.eye(2)
         bend = np.clip(bend + np.clip(np.linalg.solve(curvature, gap), -0.5, 0.5), -5, 5)
-        if np.abs(gap).max() < 1e-6:
-            break
-    return now
+    return tilted(bend)
 
 
 def _values_at(column: Numeric | Categorical, bins: int, share: np.ndarray, chance: np.ndarray) -> np.ndarray:
@@ -264,7 +284,7 @@ def _values_at(column: Numeric | Categorical, bins: int, share: np.ndarray, chan
 
 
 def _chances(law: Law, place: int, parts: Sequence[slice], there: Mapping[int, np.ndarray]) -> np.ndarray:
-    """(rows, levels) of one column: linear in the scores of columns that are there, cut at zero, raked to its shares."""
+    """(rows, levels) of one column: linear in the scores of columns that are there, cut at zero, raked to shares."""
     share = law.margins[place].share
     if not there:
         return np.tile(share, (MADE, 1))
@@ -280,12 +300,6 @@ def _chances(law: Law, place: int, parts: Sequence[slice], there: Mapping[int, n
         chance = chance * share / np.maximum(chance.mean(0), 1e-12) + 1e-12 * share
         chance /= chance.sum(1, keepdims=True)
     return chance
-
-
-def _scores(law: Law, made: Mapping[str, np.ndarray]) -> np.ndarray:
-    return np.concatenate(
-        [_column_scores(law, place, made[column.name]) for place, column in enumerate(law.columns)], 1
-    )
 
 
 def _column_scores(law: Law, place: int, values: np.ndarray) -> np.ndarray:
@@ -365,30 +379,31 @@ def _smooth(told: np.ndarray, noise: float) -> np.ndarray:
     return max(found, key=lambda one: one[0])[1]
 
 
-def _fit_density(told: np.ndarray, total: float, noise: float, penalty: np.ndarray):
+def _fit_density(
+    told: np.ndarray, total: float, noise: float, penalty: np.ndarray
+) -> tuple[np.ndarray, float, np.ndarray]:
     """Of log shares: the most likely ones, their height, and the curvature there."""
 
-    def height(theta):
-        gap = (told - total * special.softmax(theta)) / noise
-        return -0.5 * (gap @ gap + theta @ penalty @ theta)
+    def at(theta):
+        share = special.softmax(theta)
+        gap = (told - total * share) / noise
+        slope = total * (np.diag(share) - np.outer(share, share)) / noise
+        height = -0.5 * (gap @ gap + theta @ penalty @ theta)
+        return height, slope.T @ gap - penalty @ theta, slope.T @ slope + penalty
 
     theta, damping = np.zeros(len(told)), 1e-3
-    now = height(theta)
+    height, uphill, hessian = at(theta)
     for _ in range(60):
-        share = special.softmax(theta)
-        slope = total * (np.diag(share) - np.outer(share, share)) / noise
-        hessian = slope.T @ slope + penalty
-        step = slope.T @ ((told - total * share) / noise) - penalty @ theta
-        moved = theta + np.clip(np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), step), -2, 2)
-        there = height(moved)
-        if there > now:
-            done = there - now < 1e-6
-            theta, now, damping = moved, there, damping / 5
-            if done:
-                break
-        else:
+        moved = theta + np.clip(np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), uphill), -2, 2)
+        there = at(moved)
+        if there[0] <= height:
             damping *= 10
-    return theta, now, hessian
+            continue
+        gained = there[0] - height
+        theta, damping, (height, uphill, hessian) = moved, damping / 5, there
+        if gained < 1e-6:
+            break
+    return theta, height, hessian
 
 
 def _nearest(values: np.ndarray) -> np.ndarray:

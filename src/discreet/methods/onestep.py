@@ -31,8 +31,8 @@ class Settings(NamedTuple):
     """The public choices of a run.
 
     `reference` are those of the steps that find the place; its sample is a public one of the covariates. Without one,
-    their law is bought, with so many `bins` for numbers. A `clip_norm` of the last question that is given is taken; else
-    it is chosen at the place.
+    their law is bought, with so many `bins` for numbers. A `clip_norm` of the last question that is given is taken;
+    else it is chosen at the place.
     """
 
     reference: score.Settings
@@ -103,7 +103,8 @@ def samples_of(
     if not told:
         return [dict(settings.reference.sample)]
     rng = np.random.default_rng(SEED)
-    return law.learn(rng, columns, settings.bins, *map(_heard, told), told[0].plan.num_rows, laws)
+    counts, moments = map(_heard, told)
+    return law.learn(rng, columns, settings.bins, counts, moments, told[0].plan.num_rows, laws)
 
 
 def _heard(release: Release) -> law.Heard:

@@ -27,10 +27,10 @@ class Settings(NamedTuple):
 
     `start` is z₀. A step is in units of what rows simulated at the iterate and the prior, of this `prior_precision`,
     tell together (`whitening`). Its first closes the share `first` of any distance; the share falls geometrically to
-    `last` in the first `falling` of all steps, and stays there, and so do the units. No step is longer than `longest`
-    units, and none leaves the box of `reach` prior sds around the start: a variance would follow the residuals of
-    coefficients that have not arrived. Units are renewed after `every` so many steps. `sample` are public columns whose law the covariates are known to follow ({}
-    where there are none).
+    `last` in the first `falling` of all steps, and stays there, and so do the units, which are renewed after `every` so
+    many steps until then. No step is longer than `longest` units, and none leaves the box of `reach` prior sds around
+    the start: a variance would follow the residuals of coefficients that have not arrived. `sample` are public columns
+    whose law the covariates are known to follow ({} where there are none).
     """
 
     start: np.ndarray

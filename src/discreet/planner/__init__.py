@@ -64,11 +64,11 @@ def choose_best(
     if why is None:
         choice = METHODS["one-step"](model, schema, num_rows, epsilon, delta, sample=sample)
         why = too_noisy(choice)
-    if why is None:
-        reason = "method one-step: most of the budget for one question at a good place tells the most"
-    else:
-        choice, reason = METHODS["dpvi"](model, schema, num_rows, epsilon, delta), f"method dpvi: {why}"
-    return choice._replace(reasons=(reason, *choice.reasons))
+        if why is None:
+            reason = "method one-step: most of the budget for one question at a good place tells the most"
+            return choice._replace(reasons=(reason, *choice.reasons))
+    choice = METHODS["dpvi"](model, schema, num_rows, epsilon, delta)
+    return choice._replace(reasons=(f"method dpvi: {why}", *choice.reasons))
 
 
 def of_method(name: str | None, sample: Mapping[str, np.ndarray] | None = None) -> Callable[..., Choice]:

@@ -79,9 +79,7 @@ def too_noisy(choice: Choice) -> str | None:
     return f"with this budget the law of {choice.plan.num_rows} rows' covariates is lost in noise (sd {worst:.2g})"
 
 
-def plans_for(
-    model: Model, columns: law.Columns, num_rows: int, epsilon: float, delta: float
-) -> tuple[Plan, ...]:
+def plans_for(model: Model, columns: law.Columns, num_rows: int, epsilon: float, delta: float) -> tuple[Plan, ...]:
     """One plan for each phase; `columns` are those whose law is bought."""
     whole = Plan(num_rows, 1, 1.0, 1.0, 1.0)
     share = SHARES
@@ -103,7 +101,9 @@ class Expected(NamedTuple):
     clip_norm: float
 
 
-def expect(model: Model, schema: Schema, plan: Plan, sample: Mapping[str, np.ndarray], prior_sd: np.ndarray) -> Expected:
+def expect(
+    model: Model, schema: Schema, plan: Plan, sample: Mapping[str, np.ndarray], prior_sd: np.ndarray
+) -> Expected:
     """What the one question would give if it were asked at the truth, in a typical table."""
     simulated = simulate_rows(model, schema, tables=TABLES, rows=ROWS, sample=sample)
     gradients = np.nan_to_num(simulated.gradients, posinf=0, neginf=0)

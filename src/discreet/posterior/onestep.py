@@ -48,9 +48,7 @@ class Expected(NamedTuple):
     square: np.ndarray
 
 
-def solve(
-    rng: np.random.Generator, release: Release, model: Model, draws: int = 4000, *, noisy: bool = True
-) -> Draws:
+def solve(rng: np.random.Generator, release: Release, model: Model, draws: int = 4000, *, noisy: bool = True) -> Draws:
     """Draws of z from the release of a one-step run; without `noisy`, as if its answer had no noise."""
     settings, columns = onestep.described(release.settings)
     samples = onestep.samples_of(settings, columns, release.before[:-1] if columns else ())
@@ -85,16 +83,19 @@ def _given(
         expected = expect(model, plan.clip_norm, sample, whiten, place, keys[0])
         rows = do.simulate(place, whiten, plan.clip_norm, dict(sample), keys[1])
         own = noise**2 * np.eye(dim) + count**2 * expected.unsure
-        z, square = place, expected.square
-        for _ in range(2):  # the covariance of answers is that at the mode
+
+        def climbed(z, square):
             inverse = np.linalg.inv(count * np.asarray(square) + own)
-            of_posterior = (rows, expected.lost, count, told, inverse)
-            z, curvature, square = do.climb(z, whiten, *of_posterior)
+            known = (rows, expected.lost, count, told, inverse)
+            return known, do.climb(z, whiten, *known)
+
+        _, (z, _, square) = climbed(place, expected.square)
+        known, (z, curvature, _) = climbed(z, square)  # the covariance of answers is that at the mode
         values, vectors = np.linalg.eigh(np.asarray(curvature + curvature.T) / 2)
         factor = vectors / np.sqrt(np.maximum(values, LEAST_CURVATURE * values.max()))
 
         def height(at):
-            return np.asarray(do.heights(np.asarray(z) + at @ whiten, *of_posterior))
+            return np.asarray(do.heights(np.asarray(z) + at @ whiten, *known))
 
         found, efficiency = _weighed(rng, height, np.zeros(dim), factor, draws)
     return Draws(np.asarray(z) + found @ whiten, {"efficiency": efficiency})
@@ -108,13 +109,17 @@ def _weighed(
     Their efficiency is the share of proposals that would do as well if all counted alike.
     """
     count, dim = max(PROPOSALS * draws, 500), len(centre)
-    for _ in range(ROUNDS):
+
+    def proposed(centre, factor):
         normal = rng.standard_normal((count, dim)) / np.sqrt(rng.chisquare(TAIL, (count, 1)) / TAIL)
         at = centre + normal @ factor.T
         log_weight = height(at) + (TAIL + dim) / 2 * np.log1p((normal**2).sum(1) / TAIL)
         weight = np.nan_to_num(np.exp(log_weight - np.nanmax(log_weight)))
         weight /= weight.sum()
-        efficiency = 1 / (weight**2).sum() / count
+        return at, weight, 1 / (weight**2).sum() / count
+
+    at, weight, efficiency = proposed(centre, factor)
+    for _ in range(ROUNDS):
         if efficiency > ENOUGH:
             break
         tempered = weight**0.5 / (weight**0.5).sum()
@@ -122,6 +127,7 @@ def _weighed(
         gap = at - centre
         spread = (tempered[:, None] * gap).T @ gap
         factor = np.linalg.cholesky(spread + 1e-9 * np.trace(spread) * np.eye(dim))
+        at, weight, efficiency = proposed(centre, factor)
     return at[rng.choice(count, draws, p=weight)], float(efficiency)
 
 

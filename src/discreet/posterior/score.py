@@ -18,9 +18,8 @@ import numpy as np
 from discreet.methods.score import gradients_at, simulated_rows
 from discreet.model import Model
 from discreet.posterior import full
-from discreet.release import tail_mean
 from discreet.posterior.trace_model import Subsampling
-from discreet.release import Release
+from discreet.release import Release, tail_mean
 
 ROWS, AT_ONCE, PLACES, ERROR = 2**16, 2**11, 16, 0.05
 
