@@ -334,7 +334,7 @@ def test_the_command_prints_the_claim_and_fails_when_it_is_wrong(tmp_path, capsy
     monkeypatch.setitem(planner.METHODS, "dpvi", lambda *_: tiny.choice())
     tiny.SCHEMA.save(tmp_path / "s.toml")
     given = ["audit", "--schema", str(tmp_path / "s.toml"), "--outcome", "ill", "--family", "logistic"]
-    given += ["--epsilon", "1", "--delta", "1e-4", "--rows", "300"]
+    given += ["--epsilon", "1", "--delta", "1e-4", "--rows", "300", "--method", "dpvi"]
     with pytest.raises(SystemExit) as done:
         cli.run(given)
     out = capsys.readouterr().out
@@ -352,6 +352,28 @@ def test_the_command_prints_the_claim_and_fails_when_it_is_wrong(tmp_path, capsy
     assert not facts["holds"]
     assert facts["lower"] > facts["claimed"]
     assert "contradict the claim" in err
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_command_audits_every_phase_of_the_default_method(tmp_path, capsys, monkeypatch):
+    """Noise that is too little is shown by the last one, which has most of the budget."""
+    tiny.SCHEMA.save(tmp_path / "s.toml")
+    given = ["audit", "--json", "--schema", str(tmp_path / "s.toml"), "--outcome", "ill", "--family", "logistic"]
+    given += ["--epsilon", "1", "--delta", "1e-4", "--rows", "300"]
+
+    def facts():
+        with pytest.raises(SystemExit) as done:
+            cli.run(given)
+        return done.value.code, json.loads(capsys.readouterr().out)
+
+    code, found = facts()
+    assert (code, found["holds"]) == (0, True)
+    assert {check["name"].split(":")[0] for check in found["checks"]} == {f"phase {number}" for number in range(1, 5)}
+    assert 0.5 < found["lower"] <= found["claimed"] <= 1
+    less_noise(0.5)(monkeypatch)
+    code, found = facts()
+    assert (code, found["holds"]) == (1, False)
+    assert found["lower"] > found["claimed"]
 
 
 # One whole run, with canaries.

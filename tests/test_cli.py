@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from discreet import cli, planner
+from discreet import cli, fitting, planner
 from discreet.ledger import Account
-from discreet.mechanism import loop
 from discreet.posterior.types import Posterior
+from discreet.release import Release
 from discreet.report.folder import save_run
 from discreet.schema import Schema
 from tests import tiny
@@ -28,7 +28,8 @@ bounds = [0, 9]
 integer = true
 """
 FIT = {"--schema": "ok.toml", "--outcome": "ill", "--family": "logistic", "--covariates": "age,sex"}
-FIT |= {"--epsilon": "1", "--delta": "1e-4", "--out": "out"}
+FIT |= {"--epsilon": "1", "--delta": "1e-4", "--out": "out", "--method": "dpvi"}
+DEFAULT = {name: value for name, value in FIT.items() if name != "--method"}
 ACCOUNT = {"--epsilon": "1", "--delta": "1e-5", "--sampling": "0.1", "--steps": "10"}
 
 pytestmark = pytest.mark.usefixtures("blocks_one_by_one")
@@ -41,7 +42,7 @@ def write(path, rows, names=("age", "sex", "ill", "visits")):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with good and bad tables and schemas, and the tiny plan for every fit."""
+    """A folder with good and bad tables and schemas, and the tiny plan for every fit by DPVI."""
     monkeypatch.chdir(tmp_path)
     rows = [(age, sex, ill, 2) for age, sex, ill in zip(*tiny.table().values(), strict=True)]
     write("t.csv", rows)
@@ -117,7 +118,8 @@ def assert_refused(capsys, folder, reason, *arguments, **options):
         ("t.csv", {"--solver": "gibbs"}, "solver='gibbs' must be one of full, exact, nuts, laplace"),
         ("t.csv", {"--reading": "median"}, "reading='median' must be one of noise-aware"),
         ("t.csv", {"--reading": "last iterate", "--solver": "exact"}, "solves nothing"),
-        ("t.csv", {"--method": "vi"}, "method='vi' must be one of dpvi, sep"),
+        ("t.csv", {"--method": "vi"}, "method='vi' must be one of one-step, dpvi, sep, score"),
+        ("t.csv", {"--method": "one-step", "--solver": "full"}, "one step is read noise-aware"),
         ("t.csv", {"--ledger": "l.db"}, "--ledger and --dataset go together"),
         ("t.csv", {"--dataset": "people"}, "--ledger and --dataset go together"),
         ("t.csv", {"--ledger": "l.db", "--dataset": "people"}, "there is no ledger at"),
@@ -125,10 +127,11 @@ def assert_refused(capsys, folder, reason, *arguments, **options):
     ],
 )
 def test_fit_refuses_before_any_row_is_asked(here, capsys, monkeypatch, table, changes, reason):
-    monkeypatch.setattr(loop, "run", lambda *_, **__: pytest.fail("the rows were asked"))
+    monkeypatch.setattr(fitting, "run_phases", lambda *_, **__: pytest.fail("the rows were asked"))
     assert_refused(capsys, here, reason, "fit", table, **FIT | changes)
 
 
+@pytest.mark.parametrize("given", [FIT, DEFAULT], ids=["dpvi", "default"])
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -138,12 +141,12 @@ def test_fit_refuses_before_any_row_is_asked(here, capsys, monkeypatch, table, c
         ({"--delta": "0"}, "delta=0.0 must lie in (0, 1)"),
     ],
 )
-def test_fit_refuses_an_impossible_budget(here, capsys, monkeypatch, changes, reason):
-    """With the real planner, cut short: the budget is judged there."""
+def test_fit_refuses_an_impossible_budget(here, capsys, monkeypatch, changes, reason, given):
+    """With the real planner, that of DPVI cut short: the budget is judged there."""
     from discreet.accounting import calibrate
 
     monkeypatch.setitem(planner.METHODS, "dpvi", lambda *given: calibrate(tiny.choice().plan, *given[3:]))
-    assert_refused(capsys, here, reason, "fit", "t.csv", **FIT | changes)
+    assert_refused(capsys, here, reason, "fit", "t.csv", **given | changes)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +196,9 @@ def test_a_draft_is_refused_until_a_person_has_confirmed_it(here, capsys):
     assert Schema.load("s.toml").unconfirmed == ()
 
 
-def test_fit_writes_a_private_run_and_says_what_it_modelled(here, capsys):
-    code, out, err = call(capsys, "fit", "t.csv", **FIT | {"--out": "deep/out"})
+@pytest.mark.parametrize(("given", "phases"), [(FIT, 1), (DEFAULT, 4)], ids=["dpvi", "default"])
+def test_fit_writes_a_private_run_and_says_what_it_modelled(here, capsys, given, phases):
+    code, out, err = call(capsys, "fit", "t.csv", **given | {"--out": "deep/out"})
     assert (code, err) == (0, "")
     assert "log odds of ill = yes against no" in out
     assert "NOT PRIVATE" not in out
@@ -202,7 +206,10 @@ def test_fit_writes_a_private_run_and_says_what_it_modelled(here, capsys):
     for label in ("Intercept", "age", "sex[m]"):
         assert label in out
     assert Posterior.load("deep/out/posterior.nc").guarantee.private
-    assert "log odds of ill = yes against no" in Path("deep/out/report.html").read_text(encoding="utf-8")
+    assert len(Release.load("deep/out/release").plans) == phases
+    report = Path("deep/out/report.html").read_text(encoding="utf-8")
+    assert "log odds of ill = yes against no" in report
+    assert ("phase 4" in report) == (phases == 4)
 
 
 def test_a_rehearsal_as_json_is_one_object_that_says_it_is_not_private(here, capsys):
@@ -217,10 +224,10 @@ def test_a_rehearsal_as_json_is_one_object_that_says_it_is_not_private(here, cap
     assert "NOT PRIVATE" in Path("out/report.html").read_text(encoding="utf-8")
 
 
-def cut_short(capsys, monkeypatch, **options):
+def cut_short(capsys, monkeypatch, given):
     """A fit that is interrupted halfway: what it has left."""
     monkeypatch.setattr(cli, "_progress", lambda _: until(50))
-    code, out, _ = call(capsys, "fit", "t.csv", **FIT | options)
+    code, out, _ = call(capsys, "fit", "t.csv", **given)
     monkeypatch.undo()
     assert (code, out) == (cli.INTERRUPTED, "")
     return Path("out.checkpoint")
@@ -236,16 +243,17 @@ def until(block):
     return progress
 
 
-def test_a_fit_that_was_cut_short_goes_on_where_it_was_and_is_charged_once(here, capsys, monkeypatch):
+@pytest.mark.parametrize("given", [FIT, DEFAULT], ids=["dpvi", "default"])
+def test_a_fit_that_was_cut_short_goes_on_where_it_was_and_is_charged_once(here, capsys, monkeypatch, given):
     call(capsys, "ledger", "init", "l.db", "people", **{"--epsilon": "1.2", "--delta": "1e-4", "--rows": "300"})
     paying = {"--ledger": "l.db", "--dataset": "people"}
-    folder = cut_short(capsys, monkeypatch, **paying)
+    folder = cut_short(capsys, monkeypatch, given | paying)
     monkeypatch.chdir(here)
     monkeypatch.setitem(planner.METHODS, "dpvi", lambda *_: tiny.choice())
     assert (folder / "chunk-000049.npz").exists()
     (entry,) = Account(here / "l.db", "people").entries()
     assert (entry.state, entry.purpose) == ("intent", "Logistic regression of ill")
-    assert_refused(capsys, here, "is of a run that was cut short", "fit", "t.csv", **FIT | paying)
+    assert_refused(capsys, here, "is of a run that was cut short", "fit", "t.csv", **given | paying)
     shutil.copytree(folder, "elsewhere.checkpoint")
     assert_refused(capsys, here, "was moved", "resume", "elsewhere.checkpoint")
     code, out, _ = call(capsys, "resume", str(folder))
@@ -254,23 +262,23 @@ def test_a_fit_that_was_cut_short_goes_on_where_it_was_and_is_charged_once(here,
     assert not folder.exists()
     assert Posterior.load("out/posterior.nc").guarantee.private
     assert [entry.state for entry in Account(here / "l.db", "people").entries()] == ["committed"]
-    assert_refused(capsys, here, "would have spent", "fit", "t.csv", **FIT | paying | {"--out": "more"})
+    assert_refused(capsys, here, "would have spent", "fit", "t.csv", **given | paying | {"--out": "more"})
 
 
-@pytest.fixture
-def uncommitted(here, capsys, monkeypatch):
+@pytest.fixture(params=[FIT, DEFAULT], ids=["dpvi", "default"])
+def uncommitted(request, here, capsys, monkeypatch):
     """A run that was saved and then killed, before its entry was committed."""
     call(capsys, "ledger", "init", "l.db", "people", **{"--epsilon": "1.2", "--delta": "1e-4", "--rows": "300"})
     with monkeypatch.context() as patch:
         patch.setattr("discreet.mechanism.checkpoint.Checkpoint.finish", lambda _: cli._fail("killed", 1))
-        assert call(capsys, "fit", "t.csv", **FIT | {"--ledger": "l.db", "--dataset": "people"})[0] == 1
+        assert call(capsys, "fit", "t.csv", **request.param | {"--ledger": "l.db", "--dataset": "people"})[0] == 1
     assert Path("out/posterior.nc").exists()
     return Account(here / "l.db", "people")
 
 
 def test_a_run_that_was_saved_and_not_committed_is_only_ended(uncommitted, capsys, monkeypatch):
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
-    monkeypatch.setattr(loop, "run", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(fitting, "run_phases", lambda *_, **__: pytest.fail("asked"))
     code, out, err = call(capsys, "resume", "out.checkpoint")
     assert code == 0
     assert "out was saved before the run was cut short: only its end was missing" in err
@@ -309,7 +317,7 @@ def test_what_is_no_checkpoint_is_not_resumed(here, capsys, what):
 def test_tune_states_its_price_before_it_runs_and_writes_the_best_trial(here, capsys):
     call(capsys, "ledger", "init", "l.db", "people", **{"--epsilon": "2", "--delta": "1e-4"})
     paid = {"--ledger": "l.db", "--dataset": "people", "--trials": "1.5", "--clip": "0.5,1"}
-    code, out, err = call(capsys, "tune", "t.csv", **FIT | paid)
+    code, out, err = call(capsys, "tune", "t.csv", **DEFAULT | paid)  # of DPVI: one step has nothing to search for
     assert code == 0
     assert "before it runs: 1.5 trials on average, of 2 candidates" in err
     assert "chosen: clip norm × " in err
@@ -374,13 +382,14 @@ def test_an_interrupted_search_says_what_is_true(here, capsys, monkeypatch, mome
         ({"--clip": "1,x"}, "clip='1,x' must be numbers"),
         ({"--clip": "1,1"}, "must be distinct positive numbers"),
         ({"--trials": "1"}, "mean_trials=1.0 must exceed 1"),
+        ({"--method": "one-step"}, "ask in several phases"),
         ({"--law": "fixed"}, "law=fixed must be one of"),
         ({"--ledger": "nowhere.db", "--dataset": "x"}, "there is no ledger"),
         ({"--ledger": "nowhere.db"}, "--ledger and --dataset go together"),
     ],
 )
 def test_tune_refuses_before_any_row_is_asked(here, capsys, monkeypatch, changes, reason):
-    monkeypatch.setattr(loop, "run", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(fitting, "run_phases", lambda *_, **__: pytest.fail("asked"))
     assert_refused(capsys, here, reason, "tune", "t.csv", **FIT | changes)
 
 

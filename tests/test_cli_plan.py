@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,9 +10,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from discreet import planner
-from discreet.mechanism import loop
+from discreet import fitting, planner
 from discreet.rehearsal import Rehearsal
+from discreet.schema import Unit
 from tests import tiny
 from tests.test_cli import assert_refused, call, write
 
@@ -29,6 +30,7 @@ def here(tmp_path, monkeypatch):
     Path("ok.toml").write_text(tiny.SCHEMA.to_toml())
     public = tiny.table(200)
     write("public.csv", zip(public["age"], public["sex"], strict=True), ("age", "sex"))
+    Path("units.toml").write_text(replace(tiny.SCHEMA, unit=Unit("who", 3, 2)).to_toml())
     write("half.csv", [(age,) for age in public["age"]], ("age",))
     for name, method in CHOOSERS.items():
         fewer = partial(getattr(planner, name), steps=STEPS)
@@ -39,7 +41,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_fit(monkeypatch):
-    monkeypatch.setattr(loop, "run", lambda *_, **__: pytest.fail("a table was fitted"))
+    monkeypatch.setattr(fitting, "run_phases", lambda *_, **__: pytest.fail("a table was fitted"))
 
 
 @pytest.fixture
@@ -79,12 +81,13 @@ def test_a_plan_names_its_method_its_reasons_and_the_width_of_each_parameter(her
     choice = expected()
     assert err == ""
     assert out.splitlines()[: len(choice.reasons)] == [f"· {reason}" for reason in choice.reasons]
-    assert out.startswith("· method dpvi: the law of age, sex is not public")
+    assert out.startswith("· method one-step: most of the budget for one question")
+    assert "\n· law of age, sex: 14% of the budget buys it, for no public sample was given\n" in out
     assert "width ÷ non-private, predicted" in out
     for name, width in zip(NAMES, choice.predicted, strict=True):
         assert cells(out, name) == [pytest.approx(width, abs=0.0051)]
     assert "rehears" not in out
-    assert sorted(path.name for path in here.iterdir()) == ["half.csv", "ok.toml", "public.csv"]
+    assert sorted(path.name for path in here.iterdir()) == ["half.csv", "ok.toml", "public.csv", "units.toml"]
 
 
 def test_rehearsals_say_coverage_widths_and_run_time(here, capsys, rehearsed):
@@ -118,6 +121,8 @@ def test_json_is_one_object_with_all_of_it(here, capsys, rehearsed):
     choice = expected(sample=sample)
     assert err == ""
     assert facts["plan"] == choice.plan.to_dict()
+    assert facts["before"] == [phase.to_dict() for phase in choice.before]
+    assert (facts["family"], len(facts["before"])) == ("one step", 1)
     assert facts["reasons"] == list(choice.reasons)
     assert (facts["predicted"], facts["parameters"]) == (choice.predicted.tolist(), NAMES)
     assert facts["warnings"] == []
@@ -128,19 +133,21 @@ def test_json_is_one_object_with_all_of_it(here, capsys, rehearsed):
 
 
 def test_json_says_null_of_what_was_not_asked_for(here, capsys):
-    facts = json.loads(plan(capsys, "--json")[0])
-    assert (facts["rehearsed"], facts["curves"]) == (None, None)
+    facts = json.loads(plan(capsys, "--json", **{"--method": "dpvi"})[0])
+    assert (facts["rehearsed"], facts["curves"], facts["before"]) == (None, None, [])
 
 
-def test_a_public_sample_makes_scores_chosen_and_rehearsals_use_it(here, capsys, rehearsed):
+def test_with_a_public_sample_no_law_is_bought_and_rehearsals_use_it(here, capsys, rehearsed):
     out, _ = plan(capsys, **SAMPLE | {"--rehearsals": "2"})
-    assert out.startswith("· method score: the law of rows is public")
+    assert out.startswith("· method one-step: ")
+    assert "law of" not in out
     ((_, _, choice, _), options) = rehearsed[0]
-    assert choice.family == "scores"
-    assert set(options["sample"]) == {"age", "sex"}
+    assert (choice.family, len(choice.before)) == ("one step", 1)
+    assert set(options["sample"]) == set(choice.settings.reference.sample) == {"age", "sex"}
 
 
 def test_a_method_may_be_asked_for(here, capsys):
+    assert "reference 200 steps" in plan(capsys, **{"--method": "one-step"})[0]
     assert "whitened units" in plan(capsys, **SAMPLE | {"--method": "score"})[0]
     assert "learning rate" in plan(capsys, **{"--method": "dpvi"})[0]
 
@@ -184,9 +191,10 @@ def test_a_curve_is_drawn_where_out_says(here, capsys, flags):
         ({"--epsilon": "0"}, "epsilon=0.0 must be positive"),
         ({"--delta": "0"}, "delta=0.0 must lie in (0, 1)"),
         ({"--rows": "0"}, "num_rows=0 must be at least 1"),
-        ({"--method": "vi"}, "method='vi' must be one of dpvi, sep, score"),
+        ({"--method": "vi"}, "method='vi' must be one of one-step, dpvi, sep, score"),
         ({"--method": "score"}, "the law of age, sex is not public"),
         (SAMPLE | {"--method": "dpvi"}, "method='dpvi' has no use for a public sample"),
+        ({"--schema": "units.toml", "--method": "one-step"}, "one step asks rows, and 'who' may have several"),
         ({"--sample": "half.csv"}, "sex"),
         ({"--sample": "nowhere.csv"}, "nowhere.csv is not a file: check the path"),
         ({"--schema": "nowhere.toml"}, "nowhere.toml cannot be read"),

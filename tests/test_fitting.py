@@ -4,11 +4,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from discreet import planner
+from discreet import fitting, planner
 from discreet.evaluate import ep
 from discreet.families.glm import glm
 from discreet.fitting import encode, fit, naive_posterior, simulated
-from discreet.mechanism import loop
 from discreet.methods import sep
 from discreet.methods.sites import SiteError, linear
 from discreet.model import Linear
@@ -24,7 +23,7 @@ BUDGET = {"epsilon": tiny.EPSILON, "delta": tiny.DELTA}
 
 @pytest.fixture
 def no_row_is_asked(monkeypatch):
-    monkeypatch.setattr(loop, "run", lambda *_, **__: pytest.fail("the rows were asked"))
+    monkeypatch.setattr(fitting, "run_phases", lambda *_, **__: pytest.fail("the rows were asked"))
 
 
 def test_noise_is_secure_unless_asked_otherwise():
@@ -99,13 +98,13 @@ def test_rows_without_the_model_s_columns_are_refused():
 def test_without_a_choice_the_plan_is_made_from_public_facts_alone(monkeypatch):
     seen = []
 
-    def choose(*given):
-        seen.append(given)
+    def choose(*given, sample):
+        seen.append((*given, sample))
         return tiny.choice()
 
-    monkeypatch.setitem(planner.METHODS, "dpvi", choose)
+    monkeypatch.setitem(planner.METHODS, "one-step", choose)
     fit(tiny.MODEL, tiny.rows(), **BUDGET, draws=10)
-    assert seen == [(tiny.MODEL, tiny.SCHEMA, tiny.NUM_ROWS, tiny.EPSILON, tiny.DELTA)]
+    assert seen == [(tiny.MODEL, tiny.SCHEMA, tiny.NUM_ROWS, tiny.EPSILON, tiny.DELTA, None)]
 
 
 def test_sites_are_one_more_method_of_the_same_fit():
@@ -130,7 +129,7 @@ def test_sites_are_one_more_method_of_the_same_fit():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"method": "vi"}, "method='vi' must be one of dpvi, sep"),
+        ({"method": "vi"}, "method='vi' must be one of one-step, dpvi, sep, score"),
         ({"method": "sep", "reading": "iterate average"}, "not with iterate average"),
         ({"method": "sep", "options": Options(solver="exact")}, "solver='exact'"),
         ({"method": "sep", "choice": tiny.choice()}, "leave method="),

@@ -200,7 +200,7 @@ def here(tmp_path, monkeypatch):
         raise Reached("reached")
 
     monkeypatch.chdir(tmp_path)
-    for name in ("discreet.mechanism.loop.run", "discreet.tune.calibrate_search", "discreet.audit.audit"):
+    for name in ("discreet.fitting.run_phases", "discreet.tune.calibrate_search", "discreet.audit.audit"):
         monkeypatch.setattr(name, reached)
     monkeypatch.setitem(planner.METHODS, "dpvi", lambda *_: tiny.choice())
     tiny.SCHEMA.save("s.toml")

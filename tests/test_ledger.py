@@ -164,13 +164,30 @@ def test_a_planned_fit_of_rows_that_are_no_counts_is_let_in_by_an_adaptive_accou
     with pytest.raises(ValueError, match="truncated"):
         account.charge(tiny.choice().plan)
     given = {"checkpoint": Checkpoint(tmp_path / "run", account)} if checkpointed else {"account": account}
-    posterior = fit(tiny.MODEL, tiny.rows(), epsilon=1.0, delta=tiny.DELTA, draws=100, **given)
+    posterior = fit(tiny.MODEL, tiny.rows(), epsilon=1.0, delta=tiny.DELTA, method="dpvi", draws=100, **given)
     (entry,) = account.entries()
     assert entry.plan.batch_limit > tiny.choice().plan.batch_limit
     assert posterior.guarantee.epsilon <= guarantee(tiny.choice().plan, tiny.DELTA).epsilon
     assert posterior.guarantee.epsilon < account.spent() < 2
     with pytest.raises(LedgerError, match="would have spent"):
         account.charge(replace(entry.plan, steps=4 * entry.plan.steps))
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_all_phases_of_a_fit_are_charged_as_one_entry(tmp_path, adaptive):
+    account = open_account(tmp_path / "ledger.db", "people", Budget(1.3, tiny.DELTA, adaptive=adaptive))
+    sample = {name: values for name, values in tiny.table().items() if name != "ill"}
+    asked = {"epsilon": 1.0, "delta": tiny.DELTA, "sample": sample, "draws": 50}
+    posterior = fit(tiny.MODEL, tiny.rows(), **asked, account=account)
+    (entry,) = account.entries()
+    assert entry.state == "committed"
+    told = [plan.noise_multiplier for plan in posterior.release.plans]
+    assert len(told) == 2
+    assert [plan.noise_multiplier for plan in entry.plan] == told
+    assert posterior.guarantee.epsilon <= account.spent() * (1 + 1e-9) < 1.3
+    with pytest.raises(LedgerError, match="would have spent"):
+        fit(tiny.MODEL, tiny.rows(), **asked, account=account)
+    assert account.entries() == [entry]
 
 
 def test_files_that_are_no_ledgers_are_refused_and_stay_as_they_are(tmp_path):

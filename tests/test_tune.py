@@ -246,6 +246,15 @@ def test_the_private_score_prefers_what_explains_the_rows():
             ),
             "candidates 'a' and 'b' differ in steps",
         ),
+        (
+            lambda: prepare(
+                tiny.MODEL,
+                {"a": tiny.choice(), "b": tiny.choice()._replace(before=(tiny.choice().plan,))},
+                epsilon=1.0,
+                delta=DELTA,
+            ),
+            r"candidates \['b'\] ask in several phases",
+        ),
         (lambda: tune(prepared(), tiny.rows(), ages), "prepared with a private score: give no score="),
         (lambda: tune(prepared(score_bound=None), tiny.rows()), "prepared without a private score: give a score="),
         (lambda: tune(prepared(), tiny.rows(20)), "the table has 20 rows and this search was prepared for 300 rows"),

@@ -193,6 +193,7 @@ def calibrate_phases(plans: Sequence[Plan], epsilon: float, delta: float) -> tup
     [3.73, 3.73]
     """
     require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, for example 1.0")
+    require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
 
     def scaled(factor: float) -> tuple[Plan, ...]:
         return tuple(replace(phase, noise_multiplier=phase.noise_multiplier * factor) for phase in plans)

@@ -36,7 +36,7 @@ app = typer.Typer(
 _out, _err = Console(), Console(stderr=True)
 INTERRUPTED, ASKED = 130, "asked.json"
 _JSON = Annotated[bool, typer.Option("--json", help="print JSON")]
-_METHOD = Annotated[str | None, typer.Option(help="score, dpvi or sep; the planner chooses if not given")]
+_METHOD = Annotated[str | None, typer.Option(help="one-step, dpvi, sep or score; the planner chooses if not given")]
 _SAMPLE = Annotated[
     Path | None, typer.Option(help="a PUBLIC table whose covariates follow the same law; makes fits sharper")
 ]

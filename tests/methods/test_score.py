@@ -48,6 +48,12 @@ def test_without_noise_and_clipping_a_step_takes_the_gradient_of_the_log_joint(n
     np.testing.assert_allclose(ended(release, MODELS[name].dim)[0], moved, atol=1e-3 * np.abs(whiten).max())
 
 
+def test_the_state_is_plain_numbers_that_a_checkpoint_can_keep():
+    plan, _, rows = make("logistic", PLAIN, steps=1)
+    state = score.query(MODELS["logistic"], plan, simple_scores(MODELS["logistic"], rows)).init(None)
+    assert {np.asarray(leaf).dtype.kind for leaf in jax.tree.leaves(state)} <= set("fiu")
+
+
 def test_in_its_units_what_rows_and_prior_tell_is_one_and_the_prior_is_independent():
     rng = np.random.default_rng(1)
     factor, precision, num_rows = rng.normal(size=(4, 4)), np.array([0.1, 1.0, 3.0, 10.0]), 50

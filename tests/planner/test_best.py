@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from discreet import planner
 from discreet.accounting import guarantee
 from discreet.families.glm import Priors, glm
-from discreet.methods import elbo, score
+from discreet.methods import elbo, law, onestep, score
 from discreet.plan import default_batch_limit
 from discreet.planner import prior_rows
 from discreet.posterior import full
@@ -47,6 +48,12 @@ def scores():
 
 
 @pytest.fixture(scope="module")
+def one_step():
+    """Of a regression whose covariates' law is bought: four phases."""
+    return planner.choose_onestep(tiny.MODEL, tiny.SCHEMA, ROWS, *BUDGET)
+
+
+@pytest.fixture(scope="module")
 def gradients():
     """DPVI of a regression, in few steps; its rows are held one by one."""
     return planner.choose(tiny.MODEL, tiny.SCHEMA, ROWS, *BUDGET, steps=STEPS)
@@ -54,50 +61,66 @@ def gradients():
 
 def assert_equal(one, other):
     """To the last bit, settings and their sample included."""
-    assert (one.plan, one.reasons, one.family) == (other.plan, other.reasons, other.family)
+    assert (one.plans, one.reasons, one.family) == (other.plans, other.reasons, other.family)
     assert jax.tree.structure(one.settings) == jax.tree.structure(other.settings)
     parts = zip(*(jax.tree.leaves((c.settings, c.prior, c.predicted)) for c in (one, other)), strict=True)
     for left, right in parts:
         np.testing.assert_array_equal(left, right, strict=True)
 
 
-def test_scores_are_chosen_where_there_are_no_covariates():
+def test_one_step_is_chosen_where_there_are_no_covariates():
     found = best(BERNOULLI, COIN)
-    assert found.family == "scores"
-    assert found.reasons[0].startswith("method score: the law of rows is public")
-    assert found.settings.sample == {}
+    assert found.family == "one step"
+    assert found.reasons[0].startswith("method one-step: most of the budget for one question")
+    assert (found.settings.reference.sample, len(found.before)) == ({}, 1)
     assert found.predicted.shape == (1,)
 
 
-def test_scores_are_chosen_where_a_public_sample_has_the_law_of_the_covariates():
-    """What they keep of it are the covariates, as they are."""
+def test_one_step_keeps_the_covariates_of_a_public_sample_as_they_are():
+    """Their law is known, so that none is bought."""
     sample = encoded()
     found = best(sample=sample | {"ill": np.zeros(500, np.int32)})
-    assert found.family == "scores"
-    assert found.reasons[0].startswith("method score: ")
-    assert set(found.settings.sample) == {"age", "sex"}
-    for name, column in found.settings.sample.items():
+    assert found.family == "one step"
+    assert found.reasons[0].startswith("method one-step: ")
+    assert not any(reason.startswith("law") for reason in found.reasons)
+    assert len(found.before) == 1
+    assert set(found.settings.reference.sample) == {"age", "sex"}
+    for name, column in found.settings.reference.sample.items():
         np.testing.assert_array_equal(column, sample[name])
     assert found.predicted.shape == (3,)
 
 
-def test_the_best_is_the_method_itself_and_a_reason():
-    found = best(sample=encoded())
-    assert_equal(
-        found._replace(reasons=found.reasons[1:]),
-        planner.choose_score(tiny.MODEL, tiny.SCHEMA, ROWS, *BUDGET, sample=encoded()),
-    )
+def test_one_step_buys_the_law_of_covariates_that_is_not_public():
     found = best()
-    assert_equal(found._replace(reasons=found.reasons[1:]), planner.choose(tiny.MODEL, tiny.SCHEMA, ROWS, *BUDGET))
+    assert found.family == "one step"
+    assert found.reasons[0].startswith("method one-step: ")
+    assert found.reasons[1] == "law of age, sex: 14% of the budget buys it, for no public sample was given"
+    assert (found.settings.reference.sample, len(found.before)) == ({}, 3)
 
 
-@pytest.mark.parametrize(
-    ("sample", "unknown"), [(None, "age, sex"), ({}, "age, sex"), ({"age": np.full(9, 30.0)}, "sex")]
-)
-def test_dpvi_is_chosen_where_the_law_of_covariates_is_not_public(sample, unknown):
+@pytest.mark.parametrize("known", [False, True])
+def test_all_phases_together_meet_the_budget_and_nearly_use_it_up(known):
+    found = best(sample=encoded() if known else None)
+    assert 0.98 * EPSILON < guarantee(found.plans, DELTA).epsilon <= EPSILON
+    assert found.plans == (*found.before, found.plan)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_best_is_the_method_itself_and_a_reason(known):
+    sample = encoded() if known else None
+    found = best(sample=sample)
+    alone = planner.choose_onestep(tiny.MODEL, tiny.SCHEMA, ROWS, *BUDGET, sample=sample)
+    assert_equal(found._replace(reasons=found.reasons[1:]), alone)
+    persons = replace(tiny.SCHEMA, unit=PEOPLE)
+    found = best(schema=persons, sample=sample)
+    assert_equal(found._replace(reasons=found.reasons[1:]), planner.choose(tiny.MODEL, persons, ROWS, *BUDGET))
+
+
+@pytest.mark.parametrize(("sample", "unknown"), [({}, "age, sex"), ({"age": np.full(9, 30.0)}, "sex")])
+def test_dpvi_is_chosen_where_a_public_sample_lacks_covariates(sample, unknown):
     found = best(sample=sample)
     assert found.family == "mean-field"
-    assert found.reasons[0] == f"method dpvi: the law of {unknown} is not public: no sample of it was given"
+    assert found.reasons[0] == f"method dpvi: the public sample has no {unknown}"
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -106,17 +129,35 @@ def test_dpvi_is_chosen_where_a_person_has_several_rows(known):
     model, schema = (tiny.MODEL, tiny.SCHEMA) if known else (BERNOULLI, COIN)
     found = best(model, replace(schema, unit=PEOPLE), sample=encoded() if known else None)
     assert found.family == "mean-field"
-    assert found.reasons[0] == "method dpvi: scores are of rows, and 'person' may have several"
-    assert found.plan.unit == "person"
+    assert found.reasons[0] == "method dpvi: one step asks rows, and 'person' may have several"
+    assert (found.plan.unit, found.before) == ("person", ())
 
 
-def test_dpvi_is_chosen_where_parameters_are_too_many_for_a_dense_curvature(monkeypatch):
+def test_dpvi_is_chosen_where_parameters_are_too_many(monkeypatch):
     monkeypatch.setattr(full, "MOST_PARAMETERS", 2)
-    assert best(sample=encoded()).reasons[0].startswith("method dpvi: scores are read with a dense curvature, for 2 ")
+    assert best(sample=encoded()).reasons[0] == "method dpvi: one step is for 2 parameters at most"
+
+
+def test_dpvi_is_chosen_where_covariates_have_too_many_pairs_of_levels_to_buy_their_law(monkeypatch):
+    """A public sample has it."""
+    monkeypatch.setattr(law, "MOST_PAIRS", 1)
+    assert (
+        best().reasons[0].startswith("method dpvi: the covariates have more than 1 pairs of levels: their law is too")
+    )
+    assert best(sample=encoded()).family == "one step"
+
+
+def test_dpvi_is_chosen_where_the_law_of_the_covariates_would_be_lost_in_noise():
+    """A public sample has none."""
+    few = partial(planner.choose_best, tiny.MODEL, tiny.SCHEMA, 50, 0.1, DELTA)
+    found = few()
+    assert (found.family, found.before) == ("mean-field", ())
+    assert found.reasons[0].startswith("method dpvi: with this budget the law of 50 rows' covariates is lost in noise")
+    assert few(sample=encoded()).family == "one step"
 
 
 def test_of_method_names_the_methods_that_there_are():
-    with pytest.raises(ValueError, match="method='vi' must be one of dpvi, sep, score"):
+    with pytest.raises(ValueError, match="method='vi' must be one of one-step, dpvi, sep, score"):
         planner.of_method("vi")
     assert planner.of_method("dpvi") is planner.choose
     assert planner.of_method("sep") is planner.choose_sites
@@ -133,9 +174,10 @@ def test_of_method_hands_the_sample_on(monkeypatch):
         return lambda *given, sample: (name, given, sample)
 
     monkeypatch.setattr(planner, "choose_best", named("best"))
-    monkeypatch.setitem(planner.METHODS, "score", named("score"))
+    for name in planner.OF_A_SAMPLE:
+        monkeypatch.setitem(planner.METHODS, name, named(name))
     sample = encoded()
-    for method, name in ((None, "best"), ("score", "score")):
+    for method, name in ((None, "best"), ("one-step", "one-step"), ("score", "score")):
         assert planner.of_method(method, sample)(1, 2) == (name, (1, 2), sample)
         assert planner.of_method(method)(1, 2) == (name, (1, 2), None)
 
@@ -143,6 +185,13 @@ def test_of_method_hands_the_sample_on(monkeypatch):
 def test_scores_that_were_asked_for_by_name_are_not_replaced():
     with pytest.raises(ValueError, match=r"the law of age, sex is not public.*give sample=.*or choose method='dpvi'"):
         planner.of_method("score")(tiny.MODEL, tiny.SCHEMA, ROWS, *BUDGET)
+
+
+def test_one_step_that_was_asked_for_by_name_is_not_replaced():
+    choose = planner.of_method("one-step")
+    with pytest.raises(ValueError, match="one step asks rows, and 'person' may have several; choose another method="):
+        choose(tiny.MODEL, replace(tiny.SCHEMA, unit=PEOPLE), ROWS, *BUDGET)
+    assert choose(tiny.MODEL, tiny.SCHEMA, 50, 0.1, DELTA).family == "one step"
 
 
 def test_a_public_sample_is_the_raw_table_encoded_without_the_outcome():
@@ -187,6 +236,17 @@ def test_another_clip_norm_keeps_the_noise_multiplier(scores, gradients):
         assert found.plan.noise_std == pytest.approx(0.5 * choice.plan.noise_multiplier)
         assert all(one is other for one, other in zip(found.settings, choice.settings, strict=True))
         assert found.prior is choice.prior
+
+
+def test_another_clip_norm_of_one_step_is_that_of_its_last_question(one_step):
+    """No phase is planned anew, and what was said of the noise stays true."""
+    found = planner.changed(one_step, *BUDGET, {"clip_norm": 0.5})
+    assert found.plans == one_step.plans
+    assert found.settings == one_step.settings._replace(clip_norm=0.5)
+    assert (found.predicted, found.reasons[-1]) == (None, "clip_norm 0.5: given")
+    kept = [reason for reason in one_step.reasons if not reason.startswith("clip_norm")]
+    assert list(found.reasons[:-1]) == kept
+    assert len(kept) == len(one_step.reasons) - 1
 
 
 @pytest.mark.parametrize("values", [{"steps": 50}, {"sampling_prob": 0.3}, {"steps": 400, "sampling_prob": 0.02}])
@@ -239,8 +299,14 @@ def test_values_that_a_choice_does_not_have_are_refused_by_name(gradients, name)
         planner.changed(gradients, *BUDGET, {name: 1, "clip_norm": 2.0})
 
 
-def test_every_setting_of_a_method_can_be_given(scores, gradients):
-    for choice, kind in ((scores, score.Settings), (gradients, elbo.Settings)):
+@pytest.mark.parametrize("name", ["steps", "sampling_prob", "noise_multiplier", "first", "learning_rate"])
+def test_values_that_one_step_does_not_have_are_refused_by_name(one_step, name):
+    with pytest.raises(ValueError, match=rf"values=\['{name}'\] are none .*: it has bins, clip_norm, reference$"):
+        planner.changed(one_step, *BUDGET, {name: 1, "clip_norm": 2.0})
+
+
+def test_every_setting_of_a_method_can_be_given(scores, gradients, one_step):
+    for choice, kind in ((scores, score.Settings), (gradients, elbo.Settings), (one_step, onestep.Settings)):
         for name in kind._fields:
             assert planner.changed(choice, *BUDGET, {name: None}).settings._asdict()[name] is None
 
@@ -307,7 +373,7 @@ def test_a_file_that_declares_no_bounds_is_refused(declared, message):
 
 
 def test_planning_never_loads_the_package_that_sees_rows():
-    """Scores with a public sample, of a small regression: planned, changed, and looked at for other budgets."""
+    """One step that buys a law, with a public sample, and scores: planned, changed, and looked at for other budgets."""
     code = """
 import sys
 import numpy as np
@@ -319,10 +385,11 @@ from discreet.schema import Categorical, Numeric, Schema
 schema = Schema((Numeric("age", 20, 60), Categorical("ill", ("no", "yes"))))
 model = glm("logistic", "ill", ["age"], schema)
 sample = planner.public_sample(model, schema, {"age": np.linspace(20, 60, 64)})
-choice = planner.of_method(None, sample)(model, schema, 300, 1.0, 1e-5)
-assert choice.reasons[0].startswith("method score"), choice.reasons
-planner.changed(choice, 1.0, 1e-5, {"clip_norm": 1.0})
-outlook.warnings(lambda *_: choice, choice, 1.0, ["Intercept", "age"])
+for method, public, family in ((None, None, "one step"), (None, sample, "one step"), ("score", sample, "scores")):
+    choice = planner.of_method(method, public)(model, schema, 300, 1.0, 1e-5)
+    assert choice.family == family, choice.reasons
+    planner.changed(choice, 1.0, 1e-5, {"clip_norm": 1.0})
+    outlook.warnings(lambda *_: choice, choice, 1.0, ["Intercept", "age"])
 print([name for name in sys.modules if name.startswith("discreet.mechanism")])
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -144,7 +144,9 @@ def test_curves_as_plain_values_survive_json():
     ],
 )
 def test_a_choice_without_prediction_is_refused_by_name(look):
-    with pytest.raises(ValueError, match="predicts no width for this method: choose method='dpvi' or 'score'"):
+    with pytest.raises(
+        ValueError, match="predicts no width for this method: choose method='one-step', 'dpvi' or 'score'"
+    ):
         look(lambda num_rows, epsilon: made_up(num_rows))
 
 
@@ -152,10 +154,10 @@ def test_nothing_is_said_of_a_choice_without_prediction():
     assert outlook.warnings(lambda num_rows, epsilon: made_up(num_rows), made_up(100), 1.0, NAMES) == []
 
 
-def test_the_planner_expects_less_width_of_a_larger_ε_and_of_more_rows():
-    """Scores of a coin, in few steps. At the small ε the prior bounds widths, so that more rows need not help there."""
-    choose = partial(planner.choose_score, BERNOULLI, COIN, delta=1e-5, steps=100)
-    found = outlook.curves(lambda num_rows, epsilon: choose(num_rows=num_rows, epsilon=epsilon), 400, 0.1, [1.0])
+@pytest.mark.parametrize("method", [planner.choose_onestep, partial(planner.choose_score, steps=100)])
+def test_the_planner_expects_less_width_of_a_larger_ε_and_of_more_rows(method):
+    """Of a coin. At the small ε the prior bounds widths, so that more rows need not help there."""
+    found = outlook.curves(lambda rows, epsilon: method(BERNOULLI, COIN, rows, epsilon, 1e-5), 400, 0.1, [1.0])
     assert (np.diff(found.widths, axis=1) < 0).all()
     assert (np.diff(found.widths[:, 1]) < 0).all()
     assert (found.widths >= 1).all()

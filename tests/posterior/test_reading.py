@@ -189,3 +189,15 @@ def test_the_diagnosis_comes_with_the_posterior(posterior):
 def test_options_that_do_not_fit_are_refused(posterior, how, options, message):
     with pytest.raises(ValueError, match=message):
         read(posterior.release, tiny.MODEL, posterior.guarantee, how, options=options)
+
+
+def test_one_step_is_read_with_its_noise_or_without_and_has_no_options():
+    for how in ("noise-aware", "last iterate"):
+        reading.check_reading(how, family=reading.ONE_STEP)
+    for how, options in (
+        ("iterate average", Options()),
+        ("noise-aware", Options(solver="full")),
+        ("noise-aware", Options(burn_in=0.5)),
+    ):
+        with pytest.raises(ValueError, match="one step is read noise-aware, or as if it had no noise"):
+            reading.check_reading(how, options, reading.ONE_STEP)

@@ -43,7 +43,7 @@ def test_scores_are_one_more_method_of_the_same_fit():
     rng = np.random.default_rng(2)
     flips = rng.random(ROWS) < 0.4
     rows = encode({"x": np.where(flips, "yes", "no")}, COIN)
-    found = fit(BERNOULLI, rows, epsilon=1.0, delta=DELTA, noise=simulated(3))
+    found = fit(BERNOULLI, rows, epsilon=1.0, delta=DELTA, method="score", noise=simulated(3))
     share = rng.beta(10 + flips.sum(), 10 + (~flips).sum(), 8000)
     exact = np.log(share / (1 - share))
     z = found.z.reshape(-1)

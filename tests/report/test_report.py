@@ -76,6 +76,16 @@ def test_the_page_is_well_formed_and_asks_nobody_for_anything():
     assert "One line." in found.text
 
 
+def test_phases_stand_side_by_side_and_one_alone_has_no_number():
+    alone = made()
+    assert "phase" not in page("t", alone)
+    several = alone.info | {"before": [PLAN | {"clip_norm": 7.25}]}
+    text = Strict(page("t", dataclasses.replace(alone, info=several))).text
+    text = [part for part in text if part.strip()]
+    assert text[text.index("setting") :][:3] == ["setting", "phase 1", "phase 2"]
+    assert text[text.index("clip_norm") :][:3] == ["clip_norm", "7.25", "1"]
+
+
 def test_all_text_of_the_user_is_escaped():
     schema = Schema(
         (Numeric(NASTY, 0, 1), Categorical("s", (NASTY, "<i>")), Categorical("<u>", ("<script>", "</script>")))

@@ -258,20 +258,25 @@ def _tilted(law: Law, place: int, mean: float, square: float) -> np.ndarray:
     inside = (np.arange(IN_A_CELL) + 0.5) / IN_A_CELL
     values = value_in(column, law.bins, np.arange(len(share))[:, None], np.tile(inside, (len(share), 1)))
     score = _number_score(margin, values.astype(float))
-    first, second = score.mean(1), (score**2).mean(1)
+    told, powers = np.array([mean, square]), np.stack([score.mean(1), (score**2).mean(1)])
 
     def tilted(bend):
-        return special.softmax(np.log(share) + bend[0] * first + bend[1] * second)
+        return special.softmax(np.log(share) + bend @ powers)
+
+    def height(bend):
+        return bend @ told - special.logsumexp(np.log(share) + bend @ powers)
 
     bend = np.zeros(2)
     for _ in range(20):
         now = tilted(bend)
-        gap = np.array([mean - now @ first, square - now @ second])
+        gap = told - powers @ now
         if np.abs(gap).max() < 1e-6:
             break
-        about = np.stack([first - now @ first, second - now @ second])
-        curvature = about * now @ about.T + 1e-6 * np.eye(2)
-        bend = np.clip(bend + np.clip(np.linalg.solve(curvature, gap), -0.5, 0.5), -5, 5)
+        about = powers - (powers @ now)[:, None]
+        step = np.clip(np.linalg.solve(about * now @ about.T + 1e-6 * np.eye(2), gap), -0.5, 0.5)
+        # whole steps go in circles where hardly any row is outside one cell
+        nearer = (np.clip(bend + step / 2**half, -5, 5) for half in range(10))
+        bend = next((one for one in nearer if height(one) > height(bend)), bend)
     return tilted(bend)
 
 
@@ -333,10 +338,14 @@ def _pair_units(columns: Columns, margins: Sequence[Margin]) -> np.ndarray:
 
 def _margins(columns: Columns, bins: int, counts: Heard) -> tuple[Margin, ...]:
     """Of each column, from noisy counts: few cells one by one, many as a smooth density."""
-    told, noise = counts
+    return _margins_of(columns, bins, np.asarray(counts[0], float).tobytes(), counts[1])
+
+
+@lru_cache(maxsize=4)
+def _margins_of(columns: Columns, bins: int, told: bytes, noise: float) -> tuple[Margin, ...]:
     found = []
     for column, part in zip(columns, _parts([cells(column, bins) for column in columns]), strict=True):
-        of_cells = np.asarray(told)[part]
+        of_cells = np.frombuffer(told)[part]
         share = _nearest(of_cells / max(of_cells.sum(), 1.0)) if _few(column, bins) else _smooth(of_cells, noise)
         if isinstance(column, Numeric):
             middle = value_in(column, bins, np.arange(len(share)), np.full(len(share), 0.5))

@@ -18,7 +18,7 @@ from jax import Array
 
 from discreet.methods import law, score, statistics
 from discreet.model import Model, covariates_of
-from discreet.plan import Plan
+from discreet.plan import Plan, require
 from discreet.query import Phase, Query
 from discreet.release import Release, tail_mean
 from discreet.schema import Schema
@@ -49,6 +49,7 @@ class Question(NamedTuple):
 
 def phase(model: Model, schema: Schema, plans: Sequence[Plan], settings: Settings) -> Callable[..., Phase]:
     """What is asked in each phase, given the releases of those before: counts, moments, the steps, and the one step."""
+    check(model, plans, settings)
 
     def asked(told: Sequence[Release]) -> Phase:
         plan, bought = plans[len(told)], len(plans) - 2
@@ -62,10 +63,22 @@ def phase(model: Model, schema: Schema, plans: Sequence[Plan], settings: Setting
             return Phase(plan, score.query(model, plan, settings.reference._replace(sample=sample)))
         place = tail_mean(told[-1], settings.reference.falling)
         whiten, answers = at_place(model, place, sample, settings.reference.prior_precision, plan.num_rows)
-        plan = replace(plan, clip_norm=settings.clip_norm or best_clip(answers, plan))
+        clip_norm = settings.clip_norm
+        if clip_norm is None:
+            clip_norm = best_clip(answers, plan, bought=bought > 0)
+        plan = replace(plan, clip_norm=clip_norm)
         return Phase(plan, query(model, plan, place, whiten, settings, columns))
 
     return asked
+
+
+def check(model: Model, plans: Sequence[Plan], settings: Settings) -> None:
+    """Refuse settings that some phase could not use, while no row was asked."""
+    score.check(model, settings.reference)
+    if len(plans) > 2:
+        require(settings.bins >= 1, "bins", settings.bins, "be at least 1: the law of the covariates is bought")
+    if settings.clip_norm is not None:
+        replace(plans[-1], clip_norm=settings.clip_norm)  # a plan refuses what is no clip norm
 
 
 def query(
@@ -103,7 +116,7 @@ def samples_of(
     if not told:
         return [dict(settings.reference.sample)]
     rng = np.random.default_rng(SEED)
-    counts, moments = map(_heard, told)
+    counts, moments = _heard(told[0]), _heard(told[1]) if len(told) > 1 else (np.zeros(0), 0.0)
     return law.learn(rng, columns, settings.bins, counts, moments, told[0].plan.num_rows, laws)
 
 
@@ -127,13 +140,15 @@ def _simulated(model: Model) -> Callable:
     return jax.jit(lambda z, sample: score.gradients_at(model, z, *score.simulated_rows(sample, AT_PLACE)))
 
 
-def best_clip(answers: np.ndarray, plan: Plan) -> float:
+def best_clip(answers: np.ndarray, plan: Plan, *, bought: bool = False) -> float:
     """The clip norm of the narrowest posterior to expect, from what rows answer (rows, d) where they will be asked.
 
-    Clipping takes information and no more: what it does to the mean answer is known when that is read.
+    Clipping takes information and no more: what it does to the mean answer is known when that is read. It is known as
+    well as the law of the covariates: where that is `bought`, rows of typical length, √d, are not clipped.
     """
     norms = np.linalg.norm(answers, axis=1)
     least, most = np.quantile(norms[norms > 0], [0.2, 1.0]) if (norms > 0).any() else (1.0, 1.0)
+    least = min(most, max(least, answers.shape[1] ** 0.5)) if bought else least
 
     def spread(clip_norm):
         seen, noise = information(answers, norms, replace(plan, clip_norm=clip_norm))

@@ -95,6 +95,7 @@ def query(model: Model, plan: Plan, settings: Settings) -> Query:
         values = (jnp.asarray(number, float) for number in (settings.prior_precision, *numbers, *public))
         named = dict(zip(Constants._fields[1:-2], values, strict=True))
         covariates, keys = simulated_rows(settings.sample, MANY)
+        keys = jax.random.key_data(keys)  # as numbers, which a checkpoint can keep
         start = jnp.asarray(settings.start, float)
         constants = Constants(start=start, **named, covariates=covariates, keys=keys)
         return State(start, _whitening_at(model, constants, start, FEW), jnp.zeros(()), constants)
@@ -148,7 +149,7 @@ def whitening(information: Any, prior_precision: Any, num_rows: Any, xp: Any = j
 
 def _whitening_at(model: Model, constants: Constants, z: Array, count: int) -> Array:
     covariates, keys = jax.tree.map(lambda column: column[:count], (constants.covariates, constants.keys))
-    gradients = gradients_at(model, z, covariates, keys)
+    gradients = gradients_at(model, z, covariates, jax.random.wrap_key_data(keys))
     return whitening(gradients.T @ gradients / len(gradients), constants.prior_precision, constants.num_rows)
 
 

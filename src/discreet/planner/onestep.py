@@ -48,7 +48,7 @@ def choose_onestep(
     mean, sd = prior_moments(model)
     reference = score.Settings(mean, sd**-2, FIRST, LAST, FALLING, kept, LONGEST, every=1)
     settings = onestep.Settings(reference, BINS if bought else 0)
-    expected = expect(model, schema, plans[-1], kept, sd)
+    expected = expect(model, schema, plans[-1], kept, sd, bought=bought)
     ask = replace(plans[-1], clip_norm=expected.clip_norm)
     prior = full.Prior(mean, sd, num_rows * expected.information + sd**-2)
     reasons = _reasons((*plans[:-1], ask), columns, expected.widths)
@@ -87,7 +87,10 @@ def plans_for(model: Model, columns: law.Columns, num_rows: int, epsilon: float,
     parts = [(steps, share["steps"] / STEPS)]
     if columns:
         counts, moments = (replace(whole, clip_norm=of(columns)) for of in (law.count_norm, law.moment_norm))
-        parts = [(counts, share["counts"]), (moments, share["moments"]), *parts]
+        of_pairs = (
+            [(moments, share["moments"])] if law.size_of_moments(columns) else []
+        )  # one column of levels has none
+        parts = [(counts, share["counts"]), *of_pairs, *parts]
     spent = sum(part * plan.steps for plan, part in parts)
     parts.append((whole, 1 - spent))
     return calibrate_phases([replace(plan, noise_multiplier=part**-0.5) for plan, part in parts], epsilon, delta)
@@ -102,7 +105,13 @@ class Expected(NamedTuple):
 
 
 def expect(
-    model: Model, schema: Schema, plan: Plan, sample: Mapping[str, np.ndarray], prior_sd: np.ndarray
+    model: Model,
+    schema: Schema,
+    plan: Plan,
+    sample: Mapping[str, np.ndarray],
+    prior_sd: np.ndarray,
+    *,
+    bought: bool = False,
 ) -> Expected:
     """What the one question would give if it were asked at the truth, in a typical table."""
     simulated = simulate_rows(model, schema, tables=TABLES, rows=ROWS, sample=sample)
@@ -114,7 +123,7 @@ def expect(
         first, second = table[::2], table[1::2]
         whiten = score.whitening(first.T @ first / len(first), prior_sd**-2, plan.num_rows, np)
         answers = second @ whiten.T
-        clips.append(onestep.best_clip(answers, plan))
+        clips.append(onestep.best_clip(answers, plan, bought=bought))
         norms = np.linalg.norm(answers, axis=1)
         seen, noise = onestep.information(answers, norms, replace(plan, clip_norm=clips[-1]))
         prior = whiten @ precision @ whiten.T
@@ -126,7 +135,7 @@ def expect(
 
 def _reasons(plans: tuple[Plan, ...], columns: law.Columns, widths: np.ndarray) -> tuple[str, ...]:
     law_of = ", ".join(column.name for column in columns)
-    bought = SHARES["counts"] + SHARES["moments"]
+    bought = SHARES["counts"] + (SHARES["moments"] if law.size_of_moments(columns) else 0.0)
     first = (f"law of {law_of}: {bought:.0%} of the budget buys it, for no public sample was given",) if columns else ()
     return (
         *first,

@@ -22,13 +22,13 @@ from discreet.model import Model
 from discreet.release import Release
 
 CENTRED, WEIGHED, AT_ONCE = 2**16, 2**13, 2**12
-NEWTON, LONGEST, LEAST_CURVATURE = 40, 0.3, 1e-3
-PROPOSALS, TAIL, ROUNDS, ENOUGH = 2, 8.0, 5, 0.3
+NEWTON, LONGEST, ENOUGH, LEAST_CURVATURE = 60, 0.3, 1e-5, 1e-3
+CHAINS, WARM_UP, WIDER, ACCEPTED = 100, 30, 1.1, 0.6
 
 
 class Draws(NamedTuple):
-    """Draws of z, and a report: `efficiency` of the draws' proposals (the least of all laws), and how `far` the place
-    was from where the posterior is, in its sds.
+    """Draws of z, and a report: `efficiency` of the chains that drew them (the least of all laws), and how `far` the
+    place was from where the posterior is, in its sds.
     """
 
     z: np.ndarray
@@ -97,38 +97,37 @@ def _given(
         def height(at):
             return np.asarray(do.heights(np.asarray(z) + at @ whiten, *known))
 
-        found, efficiency = _weighed(rng, height, np.zeros(dim), factor, draws)
+        found, efficiency = _chains(rng, height, factor, draws)
     return Draws(np.asarray(z) + found @ whiten, {"efficiency": efficiency})
 
 
-def _weighed(
-    rng: np.random.Generator, height: Callable, centre: np.ndarray, factor: np.ndarray, draws: int
-) -> tuple[np.ndarray, float]:
-    """Draws from exp(height) by importance: t proposals around a centre, which move to what was found where few count.
+def _chains(rng: np.random.Generator, height: Callable, factor: np.ndarray, draws: int) -> tuple[np.ndarray, float]:
+    """Draws from exp(height), which is about the normal density of this factor around zero, by short chains.
 
-    Their efficiency is the share of proposals that would do as well if all counted alike.
+    A proposal mixes the present place with a new draw of that normal, so that it is judged by what is not normal alone,
+    whatever the dimension; how much is new adapts while chains warm up. The efficiency is the share of proposals that
+    were accepted, times how new they were.
     """
-    count, dim = max(PROPOSALS * draws, 500), len(centre)
+    count = min(CHAINS, draws)
+    factor = WIDER * factor
+    inside = rng.standard_normal((count, factor.shape[1]))
+    level, new, kept, accepted = _against(height, factor, inside), 1.0, [], []
+    for step in range(WARM_UP + -(-draws // count)):
+        moved = np.sqrt(1 - new**2) * inside + new * rng.standard_normal(inside.shape)
+        there = _against(height, factor, moved)
+        good = np.log(rng.random(count)) < there - level
+        inside, level = np.where(good[:, None], moved, inside), np.where(good, there, level)
+        if step < WARM_UP:
+            new = float(np.clip(new * (1.3 if good.mean() > ACCEPTED else 0.75), 0.01, 1.0))
+        else:
+            kept.append(inside @ factor.T)
+            accepted.append(good.mean())
+    return rng.permutation(np.concatenate(kept))[:draws], float(np.mean(accepted) * new**2)
 
-    def proposed(centre, factor):
-        normal = rng.standard_normal((count, dim)) / np.sqrt(rng.chisquare(TAIL, (count, 1)) / TAIL)
-        at = centre + normal @ factor.T
-        log_weight = height(at) + (TAIL + dim) / 2 * np.log1p((normal**2).sum(1) / TAIL)
-        weight = np.nan_to_num(np.exp(log_weight - np.nanmax(log_weight)))
-        weight /= weight.sum()
-        return at, weight, 1 / (weight**2).sum() / count
 
-    at, weight, efficiency = proposed(centre, factor)
-    for _ in range(ROUNDS):
-        if efficiency > ENOUGH:
-            break
-        tempered = weight**0.5 / (weight**0.5).sum()
-        centre = weight @ at
-        gap = at - centre
-        spread = (tempered[:, None] * gap).T @ gap
-        factor = np.linalg.cholesky(spread + 1e-9 * np.trace(spread) * np.eye(dim))
-        at, weight, efficiency = proposed(centre, factor)
-    return at[rng.choice(count, draws, p=weight)], float(efficiency)
+def _against(height: Callable, factor: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """How much higher the density is than the normal's."""
+    return np.nan_to_num(height(inside @ factor.T) + 0.5 * (inside**2).sum(1), nan=-np.inf)
 
 
 def expect(
@@ -213,28 +212,37 @@ def _functions(model: Model) -> _Functions:
         gap = told - count * mean_answer(z, rows, lost)
         return model.log_prior(z) - 0.5 * gap @ inverse @ gap
 
+    def slopes(z, whiten, rows):
+        """How the mean answer changes in whitened units: answers times gradients, of rows by their weights."""
+        gradients = jax.vmap(jax.grad(model.log_likelihood), in_axes=(None, 0))(z, rows.rows) @ whiten.T
+        gradients = jnp.where(jnp.isfinite(gradients), gradients, 0.0)
+        return rows.answers.T @ (weights(z, rows)[:, None] * gradients) / WEIGHED
+
+    def bend(z, whiten, slope, inverse):
+        values, vectors = jnp.linalg.eigh(-whiten @ jax.hessian(model.log_prior)(z) @ whiten.T)
+        return slope.T @ inverse @ slope + vectors * jnp.maximum(values, 0.0)[None] @ vectors.T
+
     def climb(z, whiten, *known):
         rows, lost, count, told, inverse = known
-        origin = jnp.zeros_like(z)
 
-        def step(carry, _):
-            z, now, damping = carry
+        def step(carry):
+            z, now, damping, _, taken = carry
+            slope = count * slopes(z, whiten, rows)
+            hessian = bend(z, whiten, slope, inverse)
             gap = told - count * mean_answer(z, rows, lost)
-            slope = count * jax.jacfwd(lambda x: mean_answer(z + whiten.T @ x, rows, lost))(origin)
-            bend, vectors = jnp.linalg.eigh(-whiten @ jax.hessian(model.log_prior)(z) @ whiten.T)
-            hessian = slope.T @ inverse @ slope + vectors * jnp.maximum(bend, 0.0)[None] @ vectors.T
             uphill = slope.T @ inverse @ gap + whiten @ jax.grad(model.log_prior)(z)
             move = jnp.linalg.solve(hessian + damping * jnp.diag(jnp.diag(hessian)), uphill)
             move = move * jnp.minimum(1.0, LONGEST / jnp.maximum(jnp.linalg.norm(move), 1e-300))
             there = z + whiten.T @ move
             new = height(there, *known)
             good = new >= now
-            after = jnp.where(good, there, z), jnp.where(good, new, now), jnp.where(good, damping / 4, damping * 6)
-            return after, None
+            gained = jnp.where(good, new - now, jnp.inf)
+            places = jnp.where(good, there, z), jnp.where(good, new, now)
+            return (*places, jnp.where(good, damping / 4, damping * 6), gained, taken + 1)
 
-        start = z, height(z, *known), jnp.full((), 1e-3)
-        (z, _, _), _ = jax.lax.scan(step, start, None, length=NEWTON)
-        curvature = -jax.hessian(lambda x: height(z + whiten.T @ x, *known))(origin)
+        start = (z, height(z, *known), jnp.full((), 1e-3), jnp.full((), jnp.inf), jnp.zeros((), int))
+        z, *_ = jax.lax.while_loop(lambda carry: (carry[3] > ENOUGH) & (carry[4] < NEWTON), step, start)
+        curvature = bend(z, whiten, count * slopes(z, whiten, rows), inverse)
         weight, mean = weights(z, rows), mean_answer(z, rows, lost)
         return z, curvature, (weight[:, None] * rows.answers).T @ rows.answers / WEIGHED - jnp.outer(mean, mean)
 
