@@ -259,25 +259,28 @@ def _tilted(law: Law, place: int, mean: float, square: float) -> np.ndarray:
     values = value_in(column, law.bins, np.arange(len(share))[:, None], np.tile(inside, (len(share), 1)))
     score = _number_score(margin, values.astype(float))
     told, powers = np.array([mean, square]), np.stack([score.mean(1), (score**2).mean(1)])
+    start = np.log(share)
 
-    def tilted(bend):
-        return special.softmax(np.log(share) + bend @ powers)
-
-    def height(bend):
-        return bend @ told - special.logsumexp(np.log(share) + bend @ powers)
+    def at(bend):
+        exponent = start + bend @ powers
+        weight = np.exp(exponent - exponent.max())
+        return weight / weight.sum(), bend @ told - exponent.max() - np.log(weight.sum())
 
     bend = np.zeros(2)
+    now, height = at(bend)
     for _ in range(20):
-        now = tilted(bend)
         gap = told - powers @ now
-        if np.abs(gap).max() < 1e-6:
+        if np.abs(gap).max() < 1e-5:
             break
         about = powers - (powers @ now)[:, None]
         step = np.clip(np.linalg.solve(about * now @ about.T + 1e-6 * np.eye(2), gap), -0.5, 0.5)
-        # whole steps go in circles where hardly any row is outside one cell
-        nearer = (np.clip(bend + step / 2**half, -5, 5) for half in range(10))
-        bend = next((one for one in nearer if height(one) > height(bend)), bend)
-    return tilted(bend)
+        moved = np.clip(bend + step, -5, 5)
+        there, reached = at(moved)
+        while reached < height and np.abs(moved - bend).max() > 1e-4:
+            moved = (moved + bend) / 2  # whole steps go in circles where hardly any row is outside one cell
+            there, reached = at(moved)
+        bend, now, height = moved, there, reached
+    return now
 
 
 def _values_at(column: Numeric | Categorical, bins: int, share: np.ndarray, chance: np.ndarray) -> np.ndarray:
@@ -394,7 +397,8 @@ def _fit_density(
     """Of log shares: the most likely ones, their height, and the curvature there."""
 
     def at(theta):
-        share = special.softmax(theta)
+        share = np.exp(theta - theta.max())
+        share /= share.sum()
         gap = (told - total * share) / noise
         slope = total * (np.diag(share) - np.outer(share, share)) / noise
         height = -0.5 * (gap @ gap + theta @ penalty @ theta)

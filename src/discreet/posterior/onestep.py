@@ -23,7 +23,7 @@ from discreet.release import Release
 
 CENTRED, WEIGHED, AT_ONCE = 2**16, 2**13, 2**12
 NEWTON, LONGEST, ENOUGH, LEAST_CURVATURE = 60, 0.3, 1e-5, 1e-3
-CHAINS, WARM_UP, WIDER, ACCEPTED = 100, 30, 1.1, 0.6
+KEPT, WARM_UP, WIDER, ACCEPTED = 10, 15, 1.1, 0.6
 
 
 class Draws(NamedTuple):
@@ -108,7 +108,7 @@ def _chains(rng: np.random.Generator, height: Callable, factor: np.ndarray, draw
     whatever the dimension; how much is new adapts while chains warm up. The efficiency is the share of proposals that
     were accepted, times how new they were.
     """
-    count = min(CHAINS, draws)
+    count = -(-draws // KEPT)
     factor = WIDER * factor
     inside = rng.standard_normal((count, factor.shape[1]))
     level, new, kept, accepted = _against(height, factor, inside), 1.0, [], []
@@ -118,7 +118,7 @@ def _chains(rng: np.random.Generator, height: Callable, factor: np.ndarray, draw
         good = np.log(rng.random(count)) < there - level
         inside, level = np.where(good[:, None], moved, inside), np.where(good, there, level)
         if step < WARM_UP:
-            new = float(np.clip(new * (1.3 if good.mean() > ACCEPTED else 0.75), 0.01, 1.0))
+            new = float(np.clip(new * (1.4 if good.mean() > ACCEPTED else 0.7), 0.01, 1.0))
         else:
             kept.append(inside @ factor.T)
             accepted.append(good.mean())
