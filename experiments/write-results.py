@@ -20,6 +20,7 @@ ORDER = (
     ("trace-coverage", "The trace model where it is true"),
     ("trace-variants", "The trace model under every gradient variant"),
     ("planner", "The planner against tuning by hand"),
+    ("planner-adult", "The default fit on Adult"),
     ("planner-safety", "The planner where the world is not as it was told"),
     ("planner-public", "Fits without a choice on public tables, and refits of their posteriors"),
     ("default-fit", "DPVI's default plan on public tables"),

@@ -23,7 +23,7 @@ from discreet.schema import Categorical, Numeric
 
 MOST_PAIRS, CUT, IN_A_CELL = 2**14, 3.5, 4
 LEAST_EIGENVALUE, KEPT_EIGENVALUE, MOST_CORRELATED, LEAST_SQUARE, RAKES = 0.02, 0.5, 0.97, 0.05, 5
-MATCHES, MADE = 5, 2**13
+MATCHES, MADE = 6, 2**13
 SMOOTHNESS, ATOM_SD, FLAT = (1e-2, 1.0, 1e2, 1e4), 1.5, 1e-3
 Columns = tuple[Numeric | Categorical, ...]
 Heard = tuple[np.ndarray, float]
@@ -128,26 +128,34 @@ def learn(
     """Rows (`MADE`, encoded) of the law that two noisy answers speak for, and then of `laws` others that they allow."""
     margins = _margins(columns, bins, counts)
     numbers = len(_numeric(columns))
-    told, noise = moments[0] / num_rows, np.full(len(moments[0]), moments[1] / num_rows)
-    units = np.concatenate([np.ones(2 * numbers), _pair_units(columns, margins)])
-    seen, loud = told / units, np.maximum(noise / units, 1e-9)
-    pairs = slice(2 * numbers, None)
-    centre = np.concatenate([seen[: 2 * numbers], _one_factor(columns, seen[pairs], loud[pairs])])
-    weight = loud[pairs] ** -4.0
-    apart = (seen - centre)[pairs] ** 2 - loud[pairs] ** 2
+    told, noise = moments[0] / num_rows, max(moments[1] / num_rows, 1e-9)
+    offset, unit = _pair_scales(columns, margins, told)
+    seen, loud = (told[2 * numbers :] - offset) / unit, noise / unit
+    fitted = _one_factor(columns, seen, loud)
+    weight = loud**-4.0
+    apart = (seen - fitted) ** 2 - loud**2
     spread = max(float(apart @ weight / max(weight.sum(), 1e-300)), 1e-6)
-    gain = np.concatenate([np.ones(2 * numbers), spread / (spread + loud[pairs] ** 2)])
-    centre = centre + gain * (seen - centre)
-    among = _among_numbers(columns, centre[pairs])
-    least = max(LEAST_EIGENVALUE, KEPT_EIGENVALUE * float(np.linalg.eigvalsh(among).min())) if numbers else 1.0
-    found = []
-    for number in range(laws + 1):
-        target, again = centre, margins
-        if number > 0:
-            target = target + np.sqrt(gain) * loud * rng.standard_normal(len(target))
-            again = _margins_again(rng, columns, margins, counts[1] / num_rows)
-        found.append(_matched(int(rng.integers(2**31)), Law(columns, bins, again, np.eye(0), least), target * units))
+    gain = spread / (spread + loud**2)
+    pairs = (fitted + gain * (seen - fitted)) * unit + offset
+    target = np.concatenate([told[: 2 * numbers], pairs])
+    open_to_noise = noise * np.concatenate([np.ones(2 * numbers), np.sqrt(gain)])
+    law = Law(columns, bins, margins, np.eye(0), LEAST_EIGENVALUE)
+    found = [_matched(int(rng.integers(2**31)), law, target)]
+    least = max(LEAST_EIGENVALUE, KEPT_EIGENVALUE * _least_eigenvalue(law, found[0]))
+    for _ in range(laws):
+        again = target + open_to_noise * rng.standard_normal(len(target))
+        levels = _margins_again(rng, columns, margins, counts[1] / num_rows)
+        found.append(_matched(int(rng.integers(2**31)), law._replace(margins=levels, least=least), again))
     return found
+
+
+def _least_eigenvalue(law: Law, made: Mapping[str, np.ndarray]) -> float:
+    """Of the correlations of numbers in these rows: noise alone must not make others nearly the same."""
+    places = _numeric(law.columns)
+    if len(places) < 2:
+        return 1.0
+    scores = [_column_scores(law, place, made[law.columns[place].name])[:, 0] for place in places]
+    return float(np.nan_to_num(np.linalg.eigvalsh(np.nan_to_num(np.corrcoef(scores))).min()))
 
 
 def _one_factor(columns: Columns, seen: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -326,17 +334,19 @@ def _indicator_unit(share: Any, xp: Any = np) -> Any:
     return xp.sqrt(xp.maximum(1 - (share**2).sum(), 1e-6))
 
 
-def _pair_units(columns: Columns, margins: Sequence[Margin]) -> np.ndarray:
-    """The sd of two scores, times each other, for all pairs: about one for numbers."""
-    sd = [
-        np.ones(1)
-        if isinstance(column, Numeric)
-        else np.sqrt(np.maximum(margin.share * (1 - margin.share), 1e-6)) / _indicator_unit(margin.share)
-        for column, margin in zip(columns, margins, strict=True)
-    ]
+def _pair_scales(columns: Columns, margins: Sequence[Margin], told: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For all pairs, what their products are if columns are independent, and the product of their sds."""
+    numbers = len(_numeric(columns))
+    mean, sd = np.zeros(sum(_widths(columns))), np.ones(sum(_widths(columns)))
+    for column, margin, part in zip(columns, margins, _parts(_widths(columns)), strict=True):
+        if isinstance(column, Categorical):
+            share = np.asarray(margin.share)
+            sd[part] = np.sqrt(np.maximum(share * (1 - share), 1e-6)) / _indicator_unit(share)
+    spots = _number_spots(columns)
+    mean[spots] = told[:numbers]
+    sd[spots] = np.sqrt(np.maximum(2**0.5 * told[numbers : 2 * numbers] - told[:numbers] ** 2, LEAST_SQUARE))
     first, second = _pair_places(_widths(columns))
-    every = np.concatenate(sd)
-    return every[first] * every[second]
+    return mean[first] * mean[second], sd[first] * sd[second]
 
 
 def _margins(columns: Columns, bins: int, counts: Heard) -> tuple[Margin, ...]:

@@ -14,7 +14,7 @@ from discreet.planner.prior_rows import Choice, check_rows, simulate_rows
 from discreet.posterior import full
 from discreet.schema import Schema
 
-TABLES, ROWS, KEPT = 32, 2**12, 2**14
+TABLES, ROWS, KEPT = 32, 2**12, 2**13
 STEPS, FIRST, LAST, FALLING, LONGEST, REFERENCE_CLIP = 200, 0.5, 0.05, 0.5, 0.3, 1.8
 SHARES = {"counts": 0.04, "moments": 0.1, "steps": 0.2}
 BINS, LOUDEST = 32, 0.35

@@ -52,12 +52,12 @@ def solve(rng: np.random.Generator, release: Release, model: Model, draws: int =
     """Draws of z from the release of a one-step run; without `noisy`, as if its answer had no noise."""
     settings, columns = onestep.described(release.settings)
     samples = onestep.samples_of(settings, columns, release.before[:-1] if columns else ())
-    samples = samples[1:] or samples  # the first is the law in the middle of the others
+    samples = (samples[1:] or samples)[:draws]  # the first is the law in the middle of the others
     parts = np.array_split(np.arange(draws), len(samples))
     noise = release.plan.noise_std if noisy else 0.0
     found = [_given(rng, release, model, one, len(part), noise) for one, part in zip(samples, parts, strict=True)]
     z = rng.permutation(np.concatenate([one.z for one in found]))
-    place, sd = np.asarray(release.settings["place"]), np.maximum(z.std(0), 1e-300)
+    place, sd = np.asarray(release.settings["place"]), np.maximum(z.std(0), 1e-100)
     report = {
         "efficiency": min(one.report["efficiency"] for one in found),
         "far": float(np.sqrt((((z.mean(0) - place) / sd) ** 2).mean())),
