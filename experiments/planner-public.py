@@ -4,8 +4,8 @@ Of statsmodels and scikit-learn: diabetes (442 rows, Gaussian), breast cancer (5
 (944, logistic), digits (1797, logistic) and the RAND health insurance experiment (20 190, Poisson). None of 200 000
 rows comes with these packages. Each table is cut in two: one half is the private table; the other is what a public
 sample would be. Two fits of each: the default, which knows bounds alone, and buys the law of the covariates where the
-budget suffices (else it is DPVI); and the same with `sample=`, the other half. Refits: tables simulated at draws of each
-posterior, with the covariates of the private half: the truth is known.
+budget suffices (else it is DPVI); and the same with `sample=`, the other half. Refits: tables simulated at draws of
+each posterior, with the covariates of the private half: the truth is known.
 
 What is reported: how many of the non-private estimates lie in the 90 % intervals of the real table, their width ÷
 non-private, and of 10 refits (FULL=1; quick: 2) the share of truths in 90 % intervals and their width. A criterion for
