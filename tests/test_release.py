@@ -183,4 +183,5 @@ def test_a_release_of_a_full_rank_run_is_saved_and_loaded(tmp_path, recipe):
 
 
 def test_a_release_has_no_field_for_what_was_not_paid_for():
-    assert set(Release.__dataclass_fields__) == {"plan", "noise", "settings", "blocks", "last", "trace", "cross", "before"}
+    fields = {"plan", "noise", "settings", "blocks", "last", "trace", "cross", "before"}
+    assert set(Release.__dataclass_fields__) == fields

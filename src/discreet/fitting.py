@@ -82,10 +82,11 @@ def fit(
         raise ValueError("give the account to the checkpoint: it is charged once for a run, however often that goes on")
     if choice is None:
         public = None if sample is None else planner.public_sample(model, rows.schema, sample)
-        if method is None and (rows.on_disk or not _reads_one_step(reading, options)):
-            method, public = "dpvi", None
-        choose = planner.of_method(method, public)
+        why = _why_not_one_step(rows, reading, options) if method is None else None
+        choose = planner.of_method(method, public) if why is None else planner.of_method("dpvi")
         choice = choose(model, rows.schema, rows.num_rows, epsilon, delta)
+        if why is not None:
+            choice = choice._replace(reasons=(f"method dpvi: {why}", *choice.reasons))
         choice = planner.changed(choice, epsilon, delta, values or {})
         payer = account or (checkpoint and checkpoint.account)
         if isinstance(payer, Account) and payer.budget.adaptive:
@@ -121,13 +122,15 @@ def check(model: Model, choice: planner.Choice, reading: Reading = "noise-aware"
         raise ValueError(f"steps={choice.plan.steps} are too few to read {model.dim} parameters from: plan more steps")
 
 
-def _reads_one_step(reading: Reading, options: Options) -> bool:
-    """Whether one step could be read as asked."""
+def _why_not_one_step(rows: Rows, reading: Reading, options: Options) -> str | None:
+    """Why these rows are not asked once, or not read so: what a planner, which sees neither, does not know."""
+    if rows.on_disk:
+        return "rows are on disk, and one step asks all of them at once; a public sample is not used"
     try:
         check_reading(reading, options, ONE_STEP)
     except ValueError:
-        return False
-    return True
+        return "one step has no trace to be read as asked; a public sample is not used"
+    return None
 
 
 def phase_of(model: Model, schema: Schema, choice: planner.Choice) -> Callable[[Sequence[Release]], Phase]:
