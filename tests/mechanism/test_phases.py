@@ -28,7 +28,11 @@ DELTA, ROWS, STEPS = 1e-5, 60, 12
 SCHEMA = Schema((Numeric("x", -1, 1),))
 TABLE = {"x": np.random.default_rng(0).uniform(-1, 1, ROWS)}
 ONCE = Plan(ROWS, 1, 1.0, 1.0, 8.0)
-PLANS = (ONCE, replace(ONCE, steps=STEPS, sampling_prob=0.5, noise_multiplier=20.0), replace(ONCE, noise_multiplier=5.0))
+PLANS = (
+    ONCE,
+    replace(ONCE, steps=STEPS, sampling_prob=0.5, noise_multiplier=20.0),
+    replace(ONCE, noise_multiplier=5.0),
+)
 
 
 def rows():

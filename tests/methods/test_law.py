@@ -272,7 +272,7 @@ def test_laws_are_as_far_apart_as_the_middle_one_is_from_the_truth():
         spreads.append(found[1:].var(0, ddof=1))
     spread = np.sqrt(np.mean(spreads, 0))
     assert abs(np.log(np.mean((errors / spread) ** 2))) < 5 * 0.15
-    assert (0.02 < spread).all()
+    assert (spread > 0.02).all()
     assert (spread < 0.06).all()
 
 

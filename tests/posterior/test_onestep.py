@@ -111,8 +111,9 @@ def test_the_place_hardly_matters(family):
 
 @families
 def test_where_nearly_all_rows_are_clipped_nothing_is_biased(family):
-    """A clip norm of .8, below three of four answers, and no noise: the mean is off the exact one by what the wider sd says, in
-    each parameter below 4.5 of it (false alarm below 10⁻⁵ each); as if rows were not clipped it would be off by far.
+    """A clip norm of .8, below three of four answers, and no noise: the mean is off the exact one by what the wider sd
+    says, in each parameter below 4.5 of it (false alarm below 10⁻⁵ each); as if rows were not clipped it would be off
+    by far.
     """
     exact, table = exact_of(family), table_of(family)
     release = asked_at(family, table, near(exact), public(table), 0.8)

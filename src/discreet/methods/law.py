@@ -21,7 +21,7 @@ from discreet.plan import Plan
 from discreet.query import Numbers, Query
 from discreet.schema import Categorical, Numeric
 
-MOST_PAIRS, CUT, IN_A_CELL = 2**14, 3.5, 4
+MOST_PAIRS, CUT, IN_A_CELL = 2**14, 3.5, 8
 LEAST_EIGENVALUE, KEPT_EIGENVALUE, MOST_CORRELATED, LEAST_SQUARE, RAKES = 0.02, 0.5, 0.97, 0.05, 5
 MATCHES, MADE = 6, 2**13
 SMOOTHNESS, ATOM_SD, FLAT = (1e-2, 1.0, 1e2, 1e4), 1.5, 1e-3
@@ -155,7 +155,9 @@ def _least_eigenvalue(law: Law, made: Mapping[str, np.ndarray]) -> float:
     if len(places) < 2:
         return 1.0
     scores = [_column_scores(law, place, made[law.columns[place].name])[:, 0] for place in places]
-    return float(np.nan_to_num(np.linalg.eigvalsh(np.nan_to_num(np.corrcoef(scores))).min()))
+    centred = np.stack(scores) - np.mean(scores, axis=1, keepdims=True)
+    centred /= np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)  # a column may be constant
+    return float(np.linalg.eigvalsh(centred @ centred.T).min())
 
 
 def _one_factor(columns: Columns, seen: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -260,13 +262,15 @@ def _draw(rng: np.random.Generator, law: Law, means: np.ndarray, squares: np.nda
 
 
 def _tilted(law: Law, place: int, mean: float, square: float) -> np.ndarray:
-    """Shares of cells times exp(αh + βh²), h their scores, so that these have this mean and mean square."""
+    """Shares of parts of cells times exp(αh + βh²), h their scores, so that these have this mean and mean square.
+
+    Parts, because where all rows are in one cell no others can make up for where in it they are.
+    """
     margin, column = law.margins[place], law.columns[place]
-    share = np.maximum(margin.share, 1e-12)
-    inside = (np.arange(IN_A_CELL) + 0.5) / IN_A_CELL
-    values = value_in(column, law.bins, np.arange(len(share))[:, None], np.tile(inside, (len(share), 1)))
-    score = _number_score(margin, values.astype(float))
-    told, powers = np.array([mean, square]), np.stack([score.mean(1), (score**2).mean(1)])
+    share = np.repeat(np.maximum(margin.share, 1e-12) / IN_A_CELL, IN_A_CELL)
+    cell, part = np.divmod(np.arange(len(share)), IN_A_CELL)
+    score = _number_score(margin, value_in(column, law.bins, cell, (part + 0.5) / IN_A_CELL).astype(float))
+    told, powers = np.array([mean, square]), np.stack([score, score**2])
     start = np.log(share)
 
     def at(bend):
@@ -292,11 +296,12 @@ def _tilted(law: Law, place: int, mean: float, square: float) -> np.ndarray:
 
 
 def _values_at(column: Numeric | Categorical, bins: int, share: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """The quantiles of a margin."""
+    """The quantiles of a margin, by the shares of parts of its cells."""
     ends = np.cumsum(share)
-    cell = np.minimum(np.searchsorted(ends, chance), len(share) - 1)
-    inside = np.clip((chance - ends[cell] + share[cell]) / np.maximum(share[cell], 1e-300), 0, 1)
-    return value_in(column, bins, cell, inside)
+    place = np.minimum(np.searchsorted(ends, chance), len(share) - 1)
+    inside = np.clip((chance - ends[place] + share[place]) / np.maximum(share[place], 1e-300), 0, 1)
+    cell, part = np.divmod(place, IN_A_CELL)
+    return value_in(column, bins, cell, (part + inside) / IN_A_CELL)
 
 
 def _chances(law: Law, place: int, parts: Sequence[slice], there: Mapping[int, np.ndarray]) -> np.ndarray:
