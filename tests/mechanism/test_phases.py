@@ -1,4 +1,4 @@
-"""Several phases in one run: paid as one, asked one after the other with fresh noise, and resumed where they were cut."""
+"""Several phases in one run: paid as one, asked one after the other with fresh noise, resumed where they were cut."""
 
 import json
 from dataclasses import replace
