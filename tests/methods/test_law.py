@@ -358,13 +358,27 @@ def test_one_column_of_levels_alone_has_no_moments_to_ask_for():
     ids=["inside", "low", "high", "few", "many", "level"],
 )
 def test_a_column_of_one_value_is_made_with_that_value(column, value, sd):
-    """But for one row in ten, and where cells are bins, for the width of one."""
+    """But for one row in fifty, and where cells are bins, for the width of one."""
     schema = Schema((column, Numeric("a", -4, 4)))
     table = {"x": np.full(ROWS, value, np.int32 if column is LEVELS else float), "a": small_table()["a"]}
     (made,) = learn(schema, buy(schema, table, sd, sd))
     width = 0.0 if column in (FEW, LEVELS) else (column.high - column.low) / BINS
-    assert (np.abs(made["x"] - value) <= width + 1e-9).mean() > 0.9
+    assert (np.abs(made["x"] - value) <= width + 1e-9).mean() > 0.98
     assert abs(made["a"].mean() - table["a"].mean()) < 0.04
+
+
+@pytest.mark.parametrize("sd", [0.0, 0.002, 0.01])
+@pytest.mark.parametrize("integer", [False, True])
+def test_numbers_whose_bounds_were_declared_far_too_wide_stay_where_they_are(sd, integer):
+    """All of them in the first of 32 cells: their mean is found to a tenth of its width, and no row is far."""
+    rng = np.random.default_rng(7)
+    values = np.clip(rng.normal(50, 20, ROWS), 1, 10_000)
+    values = np.round(values) if integer else values
+    schema = Schema((Numeric("x", 0, 10_000, integer=integer), Numeric("a", -4, 4)))
+    (made,) = learn(schema, buy(schema, {"x": values, "a": small_table()["a"]}, sd, sd))
+    width = 10_000 / BINS
+    assert abs(made["x"].mean() - 50) < 0.1 * width
+    assert (made["x"] <= width).mean() > 0.99
 
 
 def test_a_number_that_is_nearly_always_at_its_bound_keeps_its_tail():

@@ -285,8 +285,8 @@ def _tilted(law: Law, place: int, mean: float, square: float) -> np.ndarray:
         if np.abs(gap).max() < 1e-5:
             break
         about = powers - (powers @ now)[:, None]
-        step = np.clip(np.linalg.solve(about * now @ about.T + 1e-6 * np.eye(2), gap), -0.5, 0.5)
-        moved = np.clip(bend + step, -5, 5)
+        step = np.linalg.solve(about * now @ about.T + 1e-6 * np.eye(2), gap)
+        moved = np.clip(bend + step * min(1.0, 0.5 / np.abs(step).max()), -5, 5)
         there, reached = at(moved)
         while reached < height and np.abs(moved - bend).max() > 1e-4:
             moved = (moved + bend) / 2  # whole steps go in circles where hardly any row is outside one cell

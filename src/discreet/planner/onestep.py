@@ -32,7 +32,7 @@ def choose_onestep(
     """A fifth of the budget for 200 steps of all rows that find the place, the rest for the one question there.
 
     `sample` is a public one of encoded columns whose law the table's covariates are known to follow. Without it, where
-    there are covariates, an eighth of the budget buys their law.
+    there are covariates, a seventh of the budget buys their law.
     """
     check_rows(num_rows)
     why = why_not(model, schema, sample)
