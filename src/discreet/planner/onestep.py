@@ -114,7 +114,7 @@ def expect(
     bought: bool = False,
 ) -> Expected:
     """What the one question would give if it were asked at the truth, in a typical table."""
-    simulated = simulate_rows(model, schema, tables=TABLES, rows=ROWS, sample=sample)
+    simulated = simulate_rows(model, schema, tables=TABLES, rows=ROWS, sample=sample, bounded=not bought)
     gradients = np.nan_to_num(simulated.gradients, posinf=0, neginf=0)
     if not np.median((gradients**2).mean((1, 2))) > 0:
         raise ValueError("rows simulated from the prior have no finite gradient: check the model, or give choice=")

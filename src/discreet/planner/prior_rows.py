@@ -80,18 +80,22 @@ def simulate_rows(
     tables: int = TABLES,
     rows: int = ROWS_PER_TABLE,
     sample: Mapping[str, np.ndarray] | None = None,
+    bounded: bool = True,
 ) -> PriorRows:
     """Rows drawn from the prior predictive, `rows` for each of `tables` prior draws.
 
     Covariates are those of a public `sample` of encoded columns, or made up for each table within what is declared.
-    The last ones are kept: plans for several budgets look at the same rows.
+    Outcomes that are mostly outside their bounds are refused, if they must be `bounded`: made-up covariates may be
+    wilder than real ones. The last rows are kept: plans for several budgets look at the same.
     """
     frozen = tuple((name, column.dtype.str, column.tobytes()) for name, column in (sample or {}).items())
-    return _simulated(model, schema, seed, (tables, rows), frozen)
+    return _simulated(model, schema, seed, (tables, rows), frozen, bounded)
 
 
 @lru_cache(maxsize=1)
-def _simulated(model: Model, schema: Schema, seed: int, shape: tuple[int, int], sample: tuple) -> PriorRows:
+def _simulated(
+    model: Model, schema: Schema, seed: int, shape: tuple[int, int], sample: tuple, bounded: bool
+) -> PriorRows:
     rng = np.random.default_rng(seed)
     shaped = {column.name: varied_column(rng, column, *shape) for column in schema.columns}
     shaped |= score.resampled(rng, {name: np.frombuffer(column, kind) for name, kind, column in sample}, shape)
@@ -104,7 +108,7 @@ def _simulated(model: Model, schema: Schema, seed: int, shape: tuple[int, int], 
     with jax.enable_x64(True):
         z, made, gradients = jax.jit(jax.vmap(table))(keys, shaped)
     made = {name: np.asarray(values) for name, values in made.items()}
-    for name in model.outcome:
+    for name in model.outcome if bounded else ():
         _check_outcome(schema[name], made[name])
     return PriorRows(np.asarray(z), made, by_unit(schema, np.asarray(gradients)))
 
