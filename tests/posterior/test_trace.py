@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from discreet.posterior.trace import Moments, TraceError, after, check_release, halves, moments, tail, tail_mean
+from discreet.posterior.trace import Moments, TraceError, after, check_release, halves, moments, tail
 from discreet.query import Point
-from discreet.release import Blocks, Release
+from discreet.release import Blocks, Release, tail_mean
 from tests.posterior.traces import blocks_of, quadratic, release_of, stacked
 
 
