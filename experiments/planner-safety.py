@@ -35,7 +35,7 @@ DATA_SETS = len(seeds(100, 20))
 EPSILONS = epsilons(1.0, 0.3) if FULL else epsilons(1.0)
 TRUTH_SD = {"linear": 0.5, "logistic": 0.5, "poisson": 0.15}
 OUTCOMES = {
-    "linear": ("gaussian", Numeric("y", -60, 60)),
+    "linear": ("gaussian", Numeric("y", -8, 8)),
     "logistic": ("logistic", Numeric("y", 0, 1, integer=True)),
     "poisson": ("poisson", Numeric("y", 0, 200, integer=True)),
 }
@@ -91,7 +91,7 @@ def table_of(rng, name, world):
     heavy = world == "heavier outcomes"
     if name == "linear":
         noise = rng.standard_t(5, ROWS) * np.sqrt(3 / 5) if heavy else rng.normal(size=ROWS)
-        y = np.clip(u + noise, -60, 60)
+        y = np.clip(u + noise, -8, 8)
     elif name == "logistic":
         y = (rng.random(ROWS) < special.expit(u)).astype(float)
     else:
