@@ -199,7 +199,8 @@ def test_a_draft_is_refused_until_a_person_has_confirmed_it(here, capsys):
 @pytest.mark.parametrize(("given", "phases"), [(FIT, 1), (DEFAULT, 4)], ids=["dpvi", "default"])
 def test_fit_writes_a_private_run_and_says_what_it_modelled(here, capsys, given, phases):
     code, out, err = call(capsys, "fit", "t.csv", **given | {"--out": "deep/out"})
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert all(line.startswith("warning: ") for line in err.splitlines())  # noise is fresh, and may look odd
     assert "log odds of ill = yes against no" in out
     assert "NOT PRIVATE" not in out
     assert "wrote deep/out/" in out
