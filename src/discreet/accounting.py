@@ -177,8 +177,7 @@ def calibrate_search(search: Search, epsilon: float, delta: float) -> Search:
     require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, for example 1.0")
 
     def scaled(factor: float) -> Search:
-        louder = (replace(phase, noise_multiplier=phase.noise_multiplier * factor) for phase in search.trial)
-        return replace(search, trial=tuple(louder))
+        return replace(search, trial=_louder(search.trial, factor))
 
     return scaled(_smallest(lambda factor: guarantee(scaled(factor), delta).epsilon, epsilon, 1.0, 1e-3))
 
@@ -195,13 +194,15 @@ def calibrate_phases(plans: Sequence[Plan], epsilon: float, delta: float) -> tup
     require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, for example 1.0")
     require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
 
-    def scaled(factor: float) -> tuple[Plan, ...]:
-        return tuple(replace(phase, noise_multiplier=phase.noise_multiplier * factor) for phase in plans)
-
     from dp_accounting import get_sigma_gaussian
 
     guess = float(get_sigma_gaussian(epsilon, delta))
-    return scaled(_smallest(lambda factor: guarantee(scaled(factor), delta).epsilon, epsilon, guess, 1e-3))
+    least = _smallest(lambda factor: guarantee(_louder(plans, factor), delta).epsilon, epsilon, guess, 1e-3)
+    return _louder(plans, least)
+
+
+def _louder(plans: Sequence[Plan], factor: float) -> tuple[Plan, ...]:
+    return tuple(replace(phase, noise_multiplier=phase.noise_multiplier * factor) for phase in plans)
 
 
 def flat(parts: Sequence[Charge]) -> list[Any]:
@@ -215,8 +216,9 @@ def composed_epsilon(parts: Sequence[Charge], delta: float) -> float:
     Guarantee: plans alone are composed as in `guarantee`, their losses with each other. Searches have no such losses:
     each pays for itself with an equal share of δ, the plans together with another, and their ε are added.
     """
-    plans = [part for part in flat(parts) if isinstance(part, Plan)]
-    alone: list[Phases | Search] = [part for part in flat(parts) if isinstance(part, Search)]
+    every = flat(parts)
+    plans = [part for part in every if isinstance(part, Plan)]
+    alone: list[Phases | Search] = [part for part in every if isinstance(part, Search)]
     paid = [*([plans] if plans else []), *alone]
     return sum(guarantee(part, delta / len(paid)).epsilon for part in paid)
 

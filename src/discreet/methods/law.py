@@ -241,7 +241,7 @@ def _draw(rng: np.random.Generator, law: Law, means: np.ndarray, squares: np.nda
     if numeric:
         spots = _number_spots(law.columns)
         sd = np.sqrt(squares - means**2)
-        told = np.clip((law.covariance[np.ix_(spots, spots)] - np.outer(means, means)) / np.outer(sd, sd), -1, 1)
+        told = (law.covariance[np.ix_(spots, spots)] - np.outer(means, means)) / np.outer(sd, sd)
         told = np.clip(told, -MOST_CORRELATED, MOST_CORRELATED)
         np.fill_diagonal(told, 1.0)
         values, vectors = np.linalg.eigh(told)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from discreet.methods import law, score, statistics
 from discreet.model import Model, covariates_of
@@ -38,13 +37,6 @@ class Settings(NamedTuple):
     reference: score.Settings
     bins: int = 0
     clip_norm: float | None = None
-
-
-class Question(NamedTuple):
-    """Asked of every row: where, and in which units."""
-
-    z: Array
-    whiten: Array
 
 
 def phase(model: Model, schema: Schema, plans: Sequence[Plan], settings: Settings) -> Callable[..., Phase]:
@@ -89,7 +81,7 @@ def query(
 
     Guarantee: one row moves the sum by at most the plan's clip norm.
     """
-    question = Question(jnp.asarray(place, float), jnp.asarray(whiten, float))
+    question = score.Question(jnp.asarray(place, float), jnp.asarray(whiten, float))
     described = {
         "method": "one-step",
         "place": np.asarray(place).tolist(),
@@ -130,8 +122,13 @@ def at_place(
     """The units of answers at a place, and what rows simulated there answer in them: other rows than made the units."""
     with jax.enable_x64(True):
         gradients = np.asarray(_simulated(model)(jnp.asarray(place), dict(sample)))
+    return in_units(gradients, np.asarray(prior_precision), num_rows)
+
+
+def in_units(gradients: np.ndarray, prior_precision: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The units that every other row gives, and the gradients of the rest in them."""
     first, second = gradients[::2], gradients[1::2]
-    whiten = score.whitening(first.T @ first / len(first), np.asarray(prior_precision), num_rows, np)
+    whiten = score.whitening(first.T @ first / len(first), prior_precision, num_rows, np)
     return whiten, second @ whiten.T
 
 

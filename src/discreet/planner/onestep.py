@@ -10,7 +10,7 @@ from discreet.accounting import calibrate_phases
 from discreet.methods import law, onestep, score
 from discreet.model import Model, covariates_of, prior_moments
 from discreet.plan import Plan
-from discreet.planner.prior_rows import Choice, check_rows, simulate_rows
+from discreet.planner.prior_rows import Choice, check_rows, kept_of, simulate_rows
 from discreet.posterior import full
 from discreet.schema import Schema
 
@@ -40,9 +40,7 @@ def choose_onestep(
         raise ValueError(f"{why}; choose another method=")
     names = covariates_of(model)
     bought = bool(names) and sample is None
-    kept = {name: np.asarray(sample[name])[:KEPT] for name in names} if sample is not None else {}
-    if any(len(column) == 0 for column in kept.values()):
-        raise ValueError("the public sample has no rows: give some, or leave it out")
+    kept = {} if sample is None else kept_of(sample, names, KEPT)
     columns = schema.select(names).columns if bought else ()
     plans = plans_for(model, columns, num_rows, epsilon, delta)
     mean, sd = prior_moments(model)
@@ -82,15 +80,12 @@ def too_noisy(choice: Choice) -> str | None:
 def plans_for(model: Model, columns: law.Columns, num_rows: int, epsilon: float, delta: float) -> tuple[Plan, ...]:
     """One plan for each phase; `columns` are those whose law is bought."""
     whole = Plan(num_rows, 1, 1.0, 1.0, 1.0)
-    share = SHARES
     steps = replace(whole, steps=STEPS, clip_norm=REFERENCE_CLIP * model.dim**0.5)
-    parts = [(steps, share["steps"] / STEPS)]
+    parts = [(steps, SHARES["steps"] / STEPS)]
+    if law.size_of_moments(columns):  # one column of levels has none
+        parts.insert(0, (replace(whole, clip_norm=law.moment_norm(columns)), SHARES["moments"]))
     if columns:
-        counts, moments = (replace(whole, clip_norm=of(columns)) for of in (law.count_norm, law.moment_norm))
-        of_pairs = (
-            [(moments, share["moments"])] if law.size_of_moments(columns) else []
-        )  # one column of levels has none
-        parts = [(counts, share["counts"]), *of_pairs, *parts]
+        parts.insert(0, (replace(whole, clip_norm=law.count_norm(columns)), SHARES["counts"]))
     spent = sum(part * plan.steps for plan, part in parts)
     parts.append((whole, 1 - spent))
     return calibrate_phases([replace(plan, noise_multiplier=part**-0.5) for plan, part in parts], epsilon, delta)
@@ -120,9 +115,7 @@ def expect(
         raise ValueError("rows simulated from the prior have no finite gradient: check the model, or give choice=")
     precision, widths, clips = np.diag(prior_sd**-2), [], []
     for table in gradients:
-        first, second = table[::2], table[1::2]
-        whiten = score.whitening(first.T @ first / len(first), prior_sd**-2, plan.num_rows, np)
-        answers = second @ whiten.T
+        whiten, answers = onestep.in_units(table, prior_sd**-2, plan.num_rows)
         clips.append(onestep.best_clip(answers, plan, bought=bought))
         norms = np.linalg.norm(answers, axis=1)
         seen, noise = onestep.information(answers, norms, replace(plan, clip_norm=clips[-1]))

@@ -1,6 +1,6 @@
 """What rows look like before any data is seen, by simulation from the prior, and what every choice has in common."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -179,6 +179,14 @@ def check_rows(num_rows: int) -> None:
     """Refuse a number of rows that is none."""
     if not num_rows >= 1:
         raise ValueError(f"num_rows={num_rows} must be at least 1: the number of rows of the table is public")
+
+
+def kept_of(sample: Mapping[str, np.ndarray], names: Sequence[str], most: int) -> dict[str, np.ndarray]:
+    """What of a public sample a release keeps: at most so many rows of these columns."""
+    kept = {name: np.asarray(sample[name])[:most] for name in names}
+    if any(len(column) == 0 for column in kept.values()):
+        raise ValueError("the public sample has no rows: give some, or leave it out")
+    return kept
 
 
 def changed(choice: Choice, epsilon: float, delta: float, values: Mapping[str, Any]) -> Choice:

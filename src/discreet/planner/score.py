@@ -8,7 +8,7 @@ import numpy as np
 from discreet.methods import score
 from discreet.model import Model, covariates_of, prior_moments
 from discreet.plan import Plan
-from discreet.planner.prior_rows import STEPS, Choice, check_rows, plan_for, reasons_of, simulate_rows, widths
+from discreet.planner.prior_rows import STEPS, Choice, check_rows, kept_of, plan_for, reasons_of, simulate_rows, widths
 from discreet.posterior import full
 from discreet.posterior.score import ERROR
 from discreet.posterior.score import ROWS as SIMULATED
@@ -87,10 +87,7 @@ def _kept_of(model: Model, schema: Schema, sample: Mapping[str, np.ndarray] | No
     why = why_not(model, schema, sample)
     if why is not None:
         raise ValueError(f"{why}; give sample=, a public table with these columns, or choose method='dpvi'")
-    kept = {name: np.asarray((sample or {})[name])[:KEPT] for name in covariates_of(model)}
-    if any(len(column) == 0 for column in kept.values()):
-        raise ValueError("the public sample has no rows: give some, or leave it out")
-    return kept
+    return kept_of(sample or {}, covariates_of(model), KEPT)
 
 
 def _clip_norm(plan: Plan, answers: np.ndarray, by_chance: float) -> float:

@@ -61,9 +61,8 @@ def read(
     family, meaning = of_other.get(release.settings.get("method", ""), (None, _of_gradients))
     check_reading(how, options, family or described_family(release.settings).name)
     method, z, said, facts = meaning(np.random.default_rng(), release, model, how, options, draws)
-    if (
-        schema is not None and model.simulate is not None and family not in (SCORES, ONE_STEP)
-    ):  # it is taken out of these
+    known = family in (SCORES, ONE_STEP)  # the bias is taken out of these
+    if schema is not None and model.simulate is not None and not known:
         bias = clip_bias.clip_bias(model, schema, release, z)
         said += clip_bias.warnings(bias, parameter_names(model))
         facts["clip_bias"] = [float(value) for value in bias]
