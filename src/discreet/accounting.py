@@ -191,14 +191,23 @@ def calibrate_phases(plans: Sequence[Plan], epsilon: float, delta: float) -> tup
     >>> [round(plan.noise_multiplier / 2**0.5, 2) for plan in calibrate_phases(halves, 1.0, 1e-5)]
     [3.73, 3.73]
     """
+    guess = gaussian_noise(epsilon, delta)
+    least = _smallest(lambda factor: guarantee(_louder(plans, factor), delta).epsilon, epsilon, guess, 1e-3)
+    return _louder(plans, least)
+
+
+def gaussian_noise(epsilon: float, delta: float) -> float:
+    """The noise multiplier with which one question of every row meets a budget.
+
+    >>> round(gaussian_noise(1.0, 1e-5), 2)
+    3.73
+    """
     require(0 < epsilon < math.inf, "epsilon", epsilon, "be positive and finite, for example 1.0")
     require(0 < delta < 1, "delta", delta, "lie in (0, 1), well below 1 / num_rows")
 
     from dp_accounting import get_sigma_gaussian
 
-    guess = float(get_sigma_gaussian(epsilon, delta))
-    least = _smallest(lambda factor: guarantee(_louder(plans, factor), delta).epsilon, epsilon, guess, 1e-3)
-    return _louder(plans, least)
+    return float(get_sigma_gaussian(epsilon, delta))
 
 
 def _louder(plans: Sequence[Plan], factor: float) -> tuple[Plan, ...]:

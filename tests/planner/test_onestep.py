@@ -46,7 +46,8 @@ def leaves(choice):
 @pytest.mark.parametrize("columns", [(), COLUMNS, COLUMNS[1:]], ids=["known", "bought", "one column of levels"])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_phases_together_meet_the_budget_and_nearly_use_it_up(columns, epsilon):
-    plans = onestep.plans_for(tiny.MODEL, columns, ROWS, epsilon, DELTA)
+    shares = onestep.shares_for(columns, ROWS, epsilon, DELTA)
+    plans = onestep.plans_for(tiny.MODEL, columns, ROWS, shares, epsilon, DELTA)
     assert 0.99 * epsilon < guarantee(plans, DELTA).epsilon <= epsilon
 
 
@@ -58,7 +59,7 @@ def test_a_choice_has_the_phases_that_were_paid_for(choices, how):
     assert len(choice.plans) == (4 if how == "bought" else 2)
     for plan in choice.plans:
         assert (plan.num_rows, plan.sampling_prob, plan.batch_limit) == (ROWS, 1.0, None)
-    assert [plan.steps for plan in choice.plans[-2:]] == [onestep.STEPS, 1]
+    assert [plan.steps for plan in choice.plans[-2:]] == [onestep.STEPS, onestep.ASKS]
 
 
 def spent(plans):

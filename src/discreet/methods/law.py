@@ -23,19 +23,23 @@ from discreet.schema import Categorical, Numeric
 
 MOST_PAIRS, CUT, IN_A_CELL = 2**14, 3.5, 8
 LEAST_EIGENVALUE, KEPT_EIGENVALUE, MOST_CORRELATED, LEAST_SQUARE, RAKES = 0.02, 0.5, 0.97, 0.05, 5
-MATCHES, MADE = 6, 2**13
-SMOOTHNESS, ATOM_SD, FLAT = (1e-2, 1.0, 1e2, 1e4), 1.5, 1e-3
+MATCHES, MADE, DROWNED = 6, 2**13, 2.5
+SMOOTHNESS, ATOM_SD, FLAT, ROUGH = (1e-2, 1.0, 1e2, 1e4), 1.5, 1e-3, 0.1
 Columns = tuple[Numeric | Categorical, ...]
 Heard = tuple[np.ndarray, float]
 """A sum that was told, and the sd of the noise in its entries."""
 
 
 class Margin(NamedTuple):
-    """What the counts say of one column: shares of its cells, and for numbers the unit of their scores."""
+    """What the counts say of one column: shares of its cells, and for numbers the unit of their scores.
+
+    `unsure` (cells, cells) is the covariance of the shares of numbers, as far as noise made it.
+    """
 
     share: Numbers
     centre: Any = 0.0
     unit: Any = 1.0
+    unsure: Any = 0.0
 
 
 class Law(NamedTuple):
@@ -117,7 +121,7 @@ def ask_moments(columns: Columns, bins: int, told: Heard, plan: Plan) -> Query:
 
     Guarantee: a row's answer is at most `moment_norm` long, and is clipped to the plan's clip norm.
     """
-    margins = tuple(Margin(*map(jnp.asarray, margin)) for margin in _margins(columns, bins, told))
+    margins = tuple(Margin(*map(jnp.asarray, margin[:3])) for margin in _margins(columns, bins, told))
     names, size = [column.name for column in columns], size_of_moments(columns)
     return statistics.once(_multiply(columns), margins, size, names, plan, {"method": "law, moments", "bins": bins})
 
@@ -128,25 +132,69 @@ def learn(
     """Rows (`MADE`, encoded) of the law that two noisy answers speak for, and then of `laws` others that they allow."""
     margins = _margins(columns, bins, counts)
     numbers = len(_numeric(columns))
-    told, noise = moments[0] / num_rows, max(moments[1] / num_rows, 1e-9)
+    noise = max(moments[1] / num_rows, 1e-9)
+    told, unsure = _with_counts(columns, bins, margins, moments[0] / num_rows, noise)
     offset, unit = _pair_scales(columns, margins, told)
     seen, loud = (told[2 * numbers :] - offset) / unit, noise / unit
     fitted = _one_factor(columns, seen, loud)
     weight = loud**-4.0
-    apart = (seen - fitted) ** 2 - loud**2
-    spread = max(float(apart @ weight / max(weight.sum(), 1e-300)), 1e-6)
+    weight /= max(weight.sum(), 1e-300)
+    by_chance = np.sqrt(2 * np.sum((weight * loud**2) ** 2))  # how large noise alone makes the spread, one time in six
+    spread = max(float(weight @ ((seen - fitted) ** 2 - loud**2)) - by_chance, 1e-6)
     gain = spread / (spread + loud**2)
-    pairs = (fitted + gain * (seen - fitted)) * unit + offset
-    target = np.concatenate([told[: 2 * numbers], pairs])
-    open_to_noise = noise * np.concatenate([np.ones(2 * numbers), np.sqrt(gain)])
+    middle, open_to_noise = fitted + gain * (seen - fitted), loud * np.sqrt(gain)
+    own = told[: 2 * numbers]
+
+    def target(own, pairs):
+        return np.concatenate([own, _apart(columns, pairs, open_to_noise) * unit + offset])
+
     law = Law(columns, bins, margins, np.eye(0), LEAST_EIGENVALUE)
-    found = [_matched(int(rng.integers(2**31)), law, target)]
+    found = [_matched(int(rng.integers(2**31)), law, target(own, middle))]
     least = max(LEAST_EIGENVALUE, KEPT_EIGENVALUE * _least_eigenvalue(law, found[0]))
     for _ in range(laws):
-        again = target + open_to_noise * rng.standard_normal(len(target))
+        chance = rng.standard_normal(len(told))
+        again = target(own + unsure * chance[: 2 * numbers], middle + open_to_noise * chance[2 * numbers :])
         levels = _margins_again(rng, columns, margins, counts[1] / num_rows)
         found.append(_matched(int(rng.integers(2**31)), law._replace(margins=levels, least=least), again))
     return found
+
+
+def _with_counts(
+    columns: Columns, bins: int, margins: Sequence[Margin], told: np.ndarray, noise: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Moments as told, those of single numbers joined with what the counts say of them; and the sds of these."""
+    numeric, joined = _numeric(columns), np.array(told)
+    unsure = np.full(2 * len(numeric), noise)
+    for number, place in enumerate(numeric):
+        margin, (_, powers) = margins[place], _score_parts(columns[place], bins, margins[place])
+        of_cells = powers.reshape(2, -1, IN_A_CELL).mean(2) / np.array([[1.0], [2**0.5]])
+        mean = of_cells @ margin.share
+        about = of_cells - mean[:, None]
+        sd = np.sqrt(np.einsum("pi,ij,pj->p", about, margin.unsure, about) + (ROUGH * np.maximum(mean, 1.0)) ** 2)
+        for spot, value, error in zip((number, len(numeric) + number), mean, sd, strict=True):
+            joined[spot] += (value - told[spot]) * noise**2 / (noise**2 + error**2)
+            unsure[spot] = noise * error / np.hypot(noise, error)
+    return joined, unsure
+
+
+def _apart(columns: Columns, correlations: np.ndarray, unsure: np.ndarray) -> np.ndarray:
+    """Correlations of all pairs, those of numbers with eigenvalues that are above zero as far as noise leaves them.
+
+    An eigenvalue becomes the mean of what it may be, a normal around it cut at zero: else noise alone makes columns
+    nearly the same, and what tells them apart is taken to be tiny.
+    """
+    among, places = _among_numbers(columns, correlations), _numeric_pairs(columns)
+    if not len(places):
+        return correlations
+    values, vectors = np.linalg.eigh(among)
+    noise = max((2 * len(among)) ** 0.5 * float(unsure[places].mean()), 1e-9)
+    at = values / noise
+    values = noise * (at + np.exp(-0.5 * at**2 - special.log_ndtr(at)) / (2 * np.pi) ** 0.5)
+    among = vectors * values @ vectors.T
+    sd = np.sqrt(np.diag(among))
+    mended = np.array(correlations)
+    mended[places] = (among / np.outer(sd, sd))[np.triu_indices(len(among), 1)]
+    return mended
 
 
 def _least_eigenvalue(law: Law, made: Mapping[str, np.ndarray]) -> float:
@@ -169,7 +217,7 @@ def _one_factor(columns: Columns, seen: np.ndarray, noise: np.ndarray) -> np.nda
     places = _numeric_pairs(columns)
     if (
         len(among) < 3
-        or np.linalg.eigvalsh(among - np.eye(len(among))).max() < 2 * len(among) ** 0.5 * noise[places][0]
+        or np.linalg.eigvalsh(among - np.eye(len(among))).max() < DROWNED * len(among) ** 0.5 * noise[places][0]
     ):
         return fitted
     loading = _leading(among, np.abs(among - np.eye(len(among))).max(1))
@@ -266,11 +314,8 @@ def _tilted(law: Law, place: int, mean: float, square: float) -> np.ndarray:
 
     Parts, because where all rows are in one cell no others can make up for where in it they are.
     """
-    margin, column = law.margins[place], law.columns[place]
-    share = np.repeat(np.maximum(margin.share, 1e-12) / IN_A_CELL, IN_A_CELL)
-    cell, part = np.divmod(np.arange(len(share)), IN_A_CELL)
-    score = _number_score(margin, value_in(column, law.bins, cell, (part + 0.5) / IN_A_CELL).astype(float))
-    told, powers = np.array([mean, square]), np.stack([score, score**2])
+    share, powers = _score_parts(law.columns[place], law.bins, law.margins[place])
+    told = np.array([mean, square])
     start = np.log(share)
 
     def at(bend):
@@ -293,6 +338,14 @@ def _tilted(law: Law, place: int, mean: float, square: float) -> np.ndarray:
             there, reached = at(moved)
         bend, now, height = moved, there, reached
     return now
+
+
+def _score_parts(column: Numeric | Categorical, bins: int, margin: Margin) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of parts of cells, and their scores and squares of these, (2, parts)."""
+    share = np.repeat(np.maximum(margin.share, 1e-12) / IN_A_CELL, IN_A_CELL)
+    cell, part = np.divmod(np.arange(len(share)), IN_A_CELL)
+    score = _number_score(margin, value_in(column, bins, cell, (part + 0.5) / IN_A_CELL).astype(float))
+    return share, np.stack([score, score**2])
 
 
 def _values_at(column: Numeric | Categorical, bins: int, share: np.ndarray, chance: np.ndarray) -> np.ndarray:
@@ -364,15 +417,25 @@ def _margins_of(columns: Columns, bins: int, told: bytes, noise: float) -> tuple
     found = []
     for column, part in zip(columns, _parts([cells(column, bins) for column in columns]), strict=True):
         of_cells = np.frombuffer(told)[part]
-        share = _nearest(of_cells / max(of_cells.sum(), 1.0)) if _few(column, bins) else _smooth(of_cells, noise)
+        total = max(of_cells.sum(), 1.0)
+        if _few(column, bins):
+            share, unsure = _nearest(of_cells / total), (noise / total) ** 2 * np.eye(len(of_cells))
+        else:
+            share, unsure = _smooth(of_cells, noise)
         if isinstance(column, Numeric):
-            middle = value_in(column, bins, np.arange(len(share)), np.full(len(share), 0.5))
-            low, centre, high = np.interp([0.16, 0.5, 0.84], np.cumsum(share) - share / 2, middle)
+            low, centre, high = _quantiles(column, bins, share, [0.16, 0.5, 0.84])
             least = (column.high - column.low) / (2 * bins)
-            found.append(Margin(share, float(centre), float(max((high - low) / 2, least))))
+            found.append(Margin(share, float(centre), float(max((high - low) / 2, least)), unsure))
         else:
             found.append(Margin(share))
     return tuple(found)
+
+
+def _quantiles(column: Numeric, bins: int, share: np.ndarray, chance: Sequence[float]) -> np.ndarray:
+    """Of a number: between the middles of values that are few, and between the edges of bins."""
+    if _few(column, bins):
+        return np.interp(chance, np.cumsum(share) - share / 2, value_in(column, bins, np.arange(len(share)), share))
+    return np.interp(chance, np.cumsum(share)[:-1], np.linspace(column.low, column.high, bins + 1))
 
 
 def _margins_again(rng, columns: Columns, margins: Sequence[Margin], noise: float) -> tuple[Margin, ...]:
@@ -386,10 +449,10 @@ def _margins_again(rng, columns: Columns, margins: Sequence[Margin], noise: floa
     return tuple(again(column, margin) for column, margin in zip(columns, margins, strict=True))
 
 
-def _smooth(told: np.ndarray, noise: float) -> np.ndarray:
+def _smooth(told: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
     """A log density of bins whose third differences are small, so that noise alone leaves a normal; bounds are atoms.
 
-    How small, is weighed by the evidence (Laplace's).
+    How small, is weighed by the evidence (Laplace's). Shares, and their covariance.
     """
     count, noise = len(told), max(noise, 1.0)
     total = max(told.sum(), noise)
@@ -402,8 +465,10 @@ def _smooth(told: np.ndarray, noise: float) -> np.ndarray:
         penalty = weight * rough.T @ rough + ends.T @ ends / ATOM_SD**2 + FLAT * np.eye(count)
         theta, height, hessian = _fit_density(told, total, noise, penalty)
         evidence = height + 0.5 * len(rough) * np.log(weight) - 0.5 * np.linalg.slogdet(hessian)[1]
-        found.append((evidence, special.softmax(theta)))
-    return max(found, key=lambda one: one[0])[1]
+        found.append((evidence, special.softmax(theta), hessian))
+    _, share, hessian = max(found, key=lambda one: one[0])
+    slope = np.diag(share) - np.outer(share, share)
+    return share, slope @ np.linalg.solve(hessian, slope)
 
 
 def _fit_density(

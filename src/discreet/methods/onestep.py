@@ -1,9 +1,10 @@
-"""The one-step question: rows answer once, at a good place, with most of the budget.
+"""The one-step question: rows answer at a good place, with most of the budget.
 
 Before that a share of the budget finds the place (`score`, with all rows in every step), and where the law of the
 covariates is not public another share buys that (`law`). What is asked in each phase is a public function of what the
 phases before it told. The place is the mean of the last iterates; there, rows are simulated, which give the units of
-the answers and the clip norm with the narrowest posterior to expect.
+the answers and the clip norm with the narrowest posterior to expect. Asked in several parts, with the same clip norm and
+units, the question costs the same and tells as much; and each part is asked where those before it lead.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +15,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from discreet.methods import law, score, statistics
+from discreet.methods import law, score
 from discreet.model import Model, covariates_of
 from discreet.plan import Plan, require
-from discreet.query import Phase, Query
+from discreet.query import Phase, Point, Query
 from discreet.release import Release, tail_mean
 from discreet.schema import Schema
 
-SEED, LAWS, AT_PLACE, CANDIDATES = 23, 8, 2**14, 32
+SEED, LAWS, AT_PLACE, CANDIDATES, CLOSING = 23, 8, 2**14, 32, 0.25
 Sample = Mapping[str, np.ndarray]
 
 
@@ -31,12 +33,24 @@ class Settings(NamedTuple):
 
     `reference` are those of the steps that find the place; its sample is a public one of the covariates. Without one,
     their law is bought, with so many `bins` for numbers. A `clip_norm` of the last question that is given is taken;
-    else it is chosen at the place.
+    else it is chosen at the place. Each of its parts but the last moves the place by the share `closing` of what it
+    says is left.
     """
 
     reference: score.Settings
     bins: int = 0
     clip_norm: float | None = None
+    closing: float = CLOSING
+
+
+class State(NamedTuple):
+    """Where rows are asked next, in which units, and how far their answers may move the place."""
+
+    z: Array
+    whiten: Array
+    closing: Array
+    num_rows: Array
+    longest: Array
 
 
 def phase(model: Model, schema: Schema, plans: Sequence[Plan], settings: Settings) -> Callable[..., Phase]:
@@ -57,7 +71,7 @@ def phase(model: Model, schema: Schema, plans: Sequence[Plan], settings: Setting
         whiten, answers = at_place(model, place, sample, settings.reference.prior_precision, plan.num_rows)
         clip_norm = settings.clip_norm
         if clip_norm is None:
-            clip_norm = best_clip(answers, plan, bought=bought > 0)
+            clip_norm = best_clip(answers, at_once(plan), bought=bought > 0)
         plan = replace(plan, clip_norm=clip_norm)
         return Phase(plan, query(model, plan, place, whiten, settings, columns))
 
@@ -69,6 +83,7 @@ def check(model: Model, plans: Sequence[Plan], settings: Settings) -> None:
     score.check(model, settings.reference)
     if len(plans) > 2:
         require(settings.bins >= 1, "bins", settings.bins, "be at least 1: the law of the covariates is bought")
+    require(0 <= settings.closing < 1, "closing", settings.closing, "lie in [0, 1): the share of a distance")
     if settings.clip_norm is not None:
         replace(plans[-1], clip_norm=settings.clip_norm)  # a plan refuses what is no clip norm
 
@@ -76,26 +91,53 @@ def check(model: Model, plans: Sequence[Plan], settings: Settings) -> None:
 def query(
     model: Model, plan: Plan, place: np.ndarray, whiten: np.ndarray, settings: Settings, columns: law.Columns = ()
 ) -> Query:
-    """Whitened gradients of log p(row | z) at one place, asked once of every row; `columns` are those whose law was
-    bought.
+    """Whitened gradients of log p(row | z), asked of every row at this place, and then where their answers lead.
 
     Guarantee: one row moves the sum by at most the plan's clip norm.
     """
-    question = score.Question(jnp.asarray(place, float), jnp.asarray(whiten, float))
     described = {
         "method": "one-step",
         "place": np.asarray(place).tolist(),
         "whiten": np.asarray(whiten).tolist(),
         "bins": settings.bins,
+        "closing": settings.closing,
         "bought": Schema(columns).to_dict() if columns else {},
         "reference": score.describe(settings.reference),
     }
-    return statistics.once(_score(model), question, model.dim, model.columns, plan, described)
+
+    def init(key):
+        del key
+        numbers = (settings.closing, plan.num_rows, settings.reference.longest)
+        start = jnp.asarray(place, float)
+        return State(start, jnp.asarray(whiten, float), *(jnp.asarray(number, float) for number in numbers))
+
+    return _functions(model)._replace(init=init, settings=described)
 
 
 @lru_cache(maxsize=64)
-def _score(model: Model) -> Callable:
-    return lambda question, row: question.whiten @ jax.grad(model.log_likelihood)(question.z, row)
+def _functions(model: Model) -> Query:
+    def row_value(question, row):
+        return question.whiten @ jax.grad(model.log_likelihood)(question.z, row)
+
+    def update(state, question, answer):
+        uphill = answer + question.whiten @ jax.grad(model.log_prior)(state.z)
+        step = state.closing * uphill / state.num_rows
+        short = jnp.minimum(1.0, state.longest / jnp.maximum(jnp.linalg.norm(step), 1e-300))
+        moved = state.z + question.whiten.T @ step * short
+        point = Point(state.z, state.z, answer, jnp.ones_like(answer))
+        return state._replace(z=moved), point
+
+    return Query(
+        init=lambda key: None,
+        ask=lambda chance, state: score.Question(state.z, state.whiten),
+        row_value=row_value,
+        update=update,
+        last=lambda state: state.z,
+        size=model.dim,
+        columns=model.columns,
+        settings={},
+        chance=lambda key: jnp.zeros(()),
+    )
 
 
 def samples_of(
@@ -137,6 +179,11 @@ def _simulated(model: Model) -> Callable:
     return jax.jit(lambda z, sample: score.gradients_at(model, z, *score.simulated_rows(sample, AT_PLACE)))
 
 
+def at_once(plan: Plan) -> Plan:
+    """One question with the noise that the mean of all of this plan's answers has."""
+    return replace(plan, steps=1, noise_multiplier=plan.noise_multiplier / plan.steps**0.5)
+
+
 def best_clip(answers: np.ndarray, plan: Plan, *, bought: bool = False) -> float:
     """The clip norm of the narrowest posterior to expect, from what rows answer (rows, d) where they will be asked.
 
@@ -165,4 +212,5 @@ def information(answers: np.ndarray, norms: np.ndarray, plan: Plan) -> tuple[np.
 def described(settings: Mapping[str, Any]) -> tuple[Settings, law.Columns]:
     """The settings that a release has, and the columns whose law was bought."""
     columns = Schema.from_dict(settings["bought"]).columns if settings["bought"] else ()
-    return Settings(score.described(settings["reference"]), settings["bins"]), columns
+    reference = score.described(settings["reference"])
+    return Settings(reference, settings["bins"], closing=settings["closing"]), columns

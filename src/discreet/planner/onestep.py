@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from discreet.accounting import calibrate_phases
+from discreet.accounting import calibrate_phases, gaussian_noise
 from discreet.methods import law, onestep, score
 from discreet.model import Model, covariates_of, prior_moments
 from discreet.plan import Plan
@@ -17,7 +17,8 @@ from discreet.schema import Schema
 TABLES, ROWS, KEPT = 32, 2**12, 2**13
 STEPS, FIRST, LAST, FALLING, LONGEST, REFERENCE_CLIP = 200, 0.5, 0.05, 0.5, 0.3, 1.8
 SHARES = {"counts": 0.04, "moments": 0.1, "steps": 0.2}
-BINS, LOUDEST = 32, 0.35
+ASKS = 32
+BINS, LOUDEST, QUIET, LOUD = (8, 32), 0.35, 0.05, 0.2
 
 
 def choose_onestep(
@@ -29,10 +30,10 @@ def choose_onestep(
     *,
     sample: Mapping[str, np.ndarray] | None = None,
 ) -> Choice:
-    """A fifth of the budget for 200 steps of all rows that find the place, the rest for the one question there.
+    """A share of the budget for 200 steps of all rows that find the place, the rest for the one question there.
 
     `sample` is a public one of encoded columns whose law the table's covariates are known to follow. Without it, where
-    there are covariates, a seventh of the budget buys their law.
+    there are covariates, another share buys their law (`shares_for`).
     """
     check_rows(num_rows)
     why = why_not(model, schema, sample)
@@ -42,14 +43,15 @@ def choose_onestep(
     bought = bool(names) and sample is None
     kept = {} if sample is None else kept_of(sample, names, KEPT)
     columns = schema.select(names).columns if bought else ()
-    plans = plans_for(model, columns, num_rows, epsilon, delta)
+    shares = shares_for(columns, num_rows, epsilon, delta)
+    plans = plans_for(model, columns, num_rows, shares, epsilon, delta)
     mean, sd = prior_moments(model)
     reference = score.Settings(mean, sd**-2, FIRST, LAST, FALLING, kept, LONGEST, every=1)
-    settings = onestep.Settings(reference, BINS if bought else 0)
-    expected = expect(model, schema, plans[-1], kept, sd, bought=bought)
+    settings = onestep.Settings(reference, bins_for(plans[0]) if bought else 0)
+    expected = expect(model, schema, onestep.at_once(plans[-1]), kept, sd, bought=bought)
     ask = replace(plans[-1], clip_norm=expected.clip_norm)
     prior = full.Prior(mean, sd, num_rows * expected.information + sd**-2)
-    reasons = _reasons((*plans[:-1], ask), columns, expected.widths)
+    reasons = _reasons((*plans[:-1], ask), columns, shares, expected.widths)
     return Choice(ask, settings, prior, reasons, expected.widths, plans[:-1])
 
 
@@ -77,17 +79,35 @@ def too_noisy(choice: Choice) -> str | None:
     return f"with this budget the law of {choice.plan.num_rows} rows' covariates is lost in noise (sd {worst:.2g})"
 
 
-def plans_for(model: Model, columns: law.Columns, num_rows: int, epsilon: float, delta: float) -> tuple[Plan, ...]:
+def shares_for(columns: law.Columns, num_rows: int, epsilon: float, delta: float) -> dict[str, float]:
+    """The shares of the budget of all phases but the last; `columns` are those whose law is bought.
+
+    They are twice as large where the moments of that law would be lost in noise: a law that is wrong by a fifth moves
+    the posterior by a fifth of how far the place is from the truth.
+    """
+    if not law.size_of_moments(columns):
+        return {"moments": 0.0, "counts": SHARES["counts"] if columns else 0.0, "steps": SHARES["steps"]}
+    noise = gaussian_noise(epsilon, delta) / SHARES["moments"] ** 0.5 * law.moment_norm(columns) / num_rows
+    more = np.clip(np.log(noise / QUIET) / np.log(LOUD / QUIET), 0.0, 1.0)
+    return {phase: float((1 + more) * share) for phase, share in SHARES.items()}
+
+
+def bins_for(counts: Plan) -> int:
+    """Into how many bins numbers are counted: fewer where a bin's share of the rows would be lost in noise."""
+    return int(np.clip(counts.num_rows / (2 * counts.noise_std), *BINS))
+
+
+def plans_for(
+    model: Model, columns: law.Columns, num_rows: int, shares: Mapping[str, float], epsilon: float, delta: float
+) -> tuple[Plan, ...]:
     """One plan for each phase; `columns` are those whose law is bought."""
     whole = Plan(num_rows, 1, 1.0, 1.0, 1.0)
-    steps = replace(whole, steps=STEPS, clip_norm=REFERENCE_CLIP * model.dim**0.5)
-    parts = [(steps, SHARES["steps"] / STEPS)]
-    if law.size_of_moments(columns):  # one column of levels has none
-        parts.insert(0, (replace(whole, clip_norm=law.moment_norm(columns)), SHARES["moments"]))
-    if columns:
-        parts.insert(0, (replace(whole, clip_norm=law.count_norm(columns)), SHARES["counts"]))
-    spent = sum(part * plan.steps for plan, part in parts)
-    parts.append((whole, 1 - spent))
+    asked = {"counts": replace(whole, clip_norm=law.count_norm(columns))} if columns else {}
+    if shares["moments"]:  # one column of levels has none
+        asked["moments"] = replace(whole, clip_norm=law.moment_norm(columns))
+    asked["steps"] = replace(whole, steps=STEPS, clip_norm=REFERENCE_CLIP * model.dim**0.5)
+    parts = [(plan, shares[phase] / plan.steps) for phase, plan in asked.items()]
+    parts.append((replace(whole, steps=ASKS), (1 - sum(shares.values())) / ASKS))
     return calibrate_phases([replace(plan, noise_multiplier=part**-0.5) for plan, part in parts], epsilon, delta)
 
 
@@ -126,14 +146,17 @@ def expect(
     return Expected(np.median(widths, 0), np.median((gradients**2).mean(1), 0), float(np.median(clips)))
 
 
-def _reasons(plans: tuple[Plan, ...], columns: law.Columns, widths: np.ndarray) -> tuple[str, ...]:
+def _reasons(
+    plans: tuple[Plan, ...], columns: law.Columns, shares: Mapping[str, float], widths: np.ndarray
+) -> tuple[str, ...]:
     law_of = ", ".join(column.name for column in columns)
-    bought = SHARES["counts"] + (SHARES["moments"] if law.size_of_moments(columns) else 0.0)
+    bought = shares["counts"] + shares["moments"]
     first = (f"law of {law_of}: {bought:.0%} of the budget buys it, for no public sample was given",) if columns else ()
     return (
         *first,
-        f"reference {STEPS} steps of all rows, with {SHARES['steps']:.0%} of the budget: they find the place to ask at",
-        f"noise_multiplier {plans[-1].noise_multiplier:.4g}: the least that meets the budget, once, with what is left",
+        f"reference {STEPS} steps of all rows, with {shares['steps']:.0%} of the budget: they find the place to ask at",
+        f"noise_multiplier {plans[-1].noise_multiplier:.4g}: the least that meets the budget, {plans[-1].steps} times, with "
+        "what is left",
         f"clip_norm about {plans[-1].clip_norm:.4g} whitened units, chosen at the place: the narrowest posterior to "
         f"expect, {widths.mean():.3g} times as wide as without privacy",
     )

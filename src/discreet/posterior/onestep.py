@@ -1,9 +1,10 @@
-"""What one answer at one place means: the posterior of the parameters given a noisy sum of clipped scores.
+"""What answers at one place mean: the posterior of the parameters given a noisy sum of clipped scores.
 
 By the central limit theorem the sum of what N rows answer is normal, with mean N·G(z) and covariance N·V, where G and V
 are the mean and covariance of a clipped answer at the place for rows drawn from the model at z. Rows are simulated at
 the place, and weighed by p(row | z) / p(row | place) they speak for any z near it: a single row hardly tells two such z
-apart, so that weights are even. So nothing is linear but the sum, and clipping has no bias: it is part of G.
+apart, so that weights are even. So nothing is linear but the sum, and clipping has no bias: it is part of G. Where rows
+were asked in several parts, at places close to each other, all of this is said of the mean of their answers.
 
 Where the law of the covariates was bought, draws come in equal parts from several laws that its answers allow.
 """
@@ -54,15 +55,20 @@ def solve(rng: np.random.Generator, release: Release, model: Model, draws: int =
     samples = onestep.samples_of(settings, columns, release.before[:-1] if columns else ())
     samples = (samples[1:] or samples)[:draws]  # the first is the law in the middle of the others
     parts = np.array_split(np.arange(draws), len(samples))
-    noise = release.plan.noise_std if noisy else 0.0
+    noise = release.plan.noise_std / release.plan.steps**0.5 if noisy else 0.0
     found = [_given(rng, release, model, one, len(part), noise) for one, part in zip(samples, parts, strict=True)]
     z = rng.permutation(np.concatenate([one.z for one in found]))
-    place, sd = np.asarray(release.settings["place"]), np.maximum(z.std(0), 1e-100)
+    place, sd = _places(release).mean(0), np.maximum(z.std(0), 1e-100)
     report = {
         "efficiency": min(one.report["efficiency"] for one in found),
         "far": float(np.sqrt((((z.mean(0) - place) / sd) ** 2).mean())),
     }
     return Draws(z, report)
+
+
+def _places(release: Release) -> np.ndarray:
+    """Where rows were asked, one place a step, (steps, d)."""
+    return np.repeat(release.blocks.mean, np.asarray(release.blocks.steps)[:, 0].astype(int), axis=0)
 
 
 def _given(
@@ -74,14 +80,17 @@ def _given(
     noise: float,
 ) -> Draws:
     """Draws of z where covariates follow the law of this sample, and entries of the answer have noise of this sd."""
-    plan, told = release.plan, np.asarray(release.last)
-    place, whiten = (np.asarray(release.settings[name]) for name in ("place", "whiten"))
+    plan, whiten = release.plan, np.asarray(release.settings["whiten"])
+    steps, places = np.asarray(release.blocks.steps), _places(release)
+    told = (steps * release.blocks.mean_y).sum(0) / plan.steps
+    place = places.mean(0)
     count, dim = float(plan.num_rows), len(place)
     keys = jax.random.split(jax.random.key(int(rng.integers(2**31))), 2)
     do = _functions(model)
     with jax.enable_x64(True):
         expected = expect(model, plan.clip_norm, sample, whiten, place, keys[0])
-        rows = do.simulate(place, whiten, plan.clip_norm, dict(sample), keys[1])
+        rows, apart = do.simulate(place, places, whiten, plan.clip_norm, dict(sample), keys[1])
+        expected = expected._replace(lost=expected.lost + np.asarray(apart))
         own = noise**2 * np.eye(dim) + count**2 * expected.unsure
 
         def climbed(z, square):
@@ -193,13 +202,19 @@ def _functions(model: Model) -> _Functions:
         zero, zeros = jnp.zeros_like(place), jnp.zeros_like(whiten)
         return jax.lax.scan(add, (zero, zeros, zeros, zeros, zero), parts)[0]
 
-    def simulate(place, whiten, clip_norm, sample, key):
+    def simulate(place, places, whiten, clip_norm, sample, key):
         covariates, _ = simulated_rows(sample, WEIGHED)
         keys = jax.random.split(key, WEIGHED)
         rows = jax.vmap(lambda key, row: {**row, **outcome(key, place, row)})(keys, covariates)
-        answers = jax.vmap(jax.grad(model.log_likelihood), in_axes=(None, 0))(place, rows) @ whiten.T
-        answers = jnp.where(jnp.isfinite(answers).all(1, keepdims=True), answers, 0.0)
-        return _Rows(rows, kept(answers, clip_norm) * answers, likelihood(place, rows))
+
+        def clipped(z):
+            answers = jax.vmap(jax.grad(model.log_likelihood), in_axes=(None, 0))(z, rows) @ whiten.T
+            answers = jnp.where(jnp.isfinite(answers).all(1, keepdims=True), answers, 0.0)
+            return kept(answers, clip_norm) * answers
+
+        total, _ = jax.lax.scan(lambda total, z: (total + clipped(z), None), jnp.zeros((WEIGHED, len(place))), places)
+        answers = total / len(places)
+        return _Rows(rows, answers, likelihood(place, rows)), (answers - clipped(place)).mean(0)
 
     def weights(z, rows):
         more = likelihood(z, rows.rows) - rows.known
