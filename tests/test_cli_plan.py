@@ -82,7 +82,7 @@ def test_a_plan_names_its_method_its_reasons_and_the_width_of_each_parameter(her
     assert err == ""
     assert out.splitlines()[: len(choice.reasons)] == [f"· {reason}" for reason in choice.reasons]
     assert out.startswith("· method one-step: most of the budget for one question")
-    assert "\n· law of age, sex: 14% of the budget buys it, for no public sample was given\n" in out
+    assert "\n· law of age, sex: 23% of the budget buys it, for no public sample was given\n" in out
     assert "width ÷ non-private, predicted" in out
     for name, width in zip(NAMES, choice.predicted, strict=True):
         assert cells(out, name) == [pytest.approx(width, abs=0.0051)]

@@ -162,7 +162,7 @@ def test_without_a_sample_the_law_of_the_covariates_is_bought_first(planned):
     assert len(plans) == 4
     assert settings["method"] == "law, counts"
     assert settings["reasons"][0].startswith("method one-step: ")
-    assert settings["reasons"][1].startswith("law of age, sex: 14% of the budget buys it")
+    assert settings["reasons"][1].startswith("law of age, sex: 19% of the budget buys it")
 
 
 def test_a_model_without_covariates_needs_no_sample(planned):
@@ -227,11 +227,12 @@ def test_readings_that_one_step_does_not_have_are_of_dpvi(planned, asked):
         ({"values": {"first": 0.1}}, r"values=\['first'\] are none"),
         (
             {"values": {"steps": 400}},
-            r"values=\['steps'\] are none of this choice's: it has bins, clip_norm, reference",
+            r"values=\['steps'\] are none of this choice's: it has bins, clip_norm, closing, reference",
         ),
         ({"values": {"clip_norm": 0.0}}, "clip_norm=0.0 must be positive"),
         ({"sample": SAMPLE, "values": {"clip_norm": math.nan}}, "clip_norm=nan must be positive"),
         ({"values": {"bins": 0}}, "bins=0 must be at least 1"),
+        ({"values": {"closing": 1.0}}, r"closing=1.0 must lie in \[0, 1\)"),
         ({"method": "dpvi", "values": {"clip_norm": 0.0}}, "clip_norm=0.0 must be positive"),
         ({"method": "score", "sample": SAMPLE, "values": {"last": 2.0}}, "last=2.0 must be shares"),
         ({"method": "dpvi", "values": {"steps": 2}}, "steps=2 are too few"),

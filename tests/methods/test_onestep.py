@@ -174,8 +174,37 @@ def test_without_noise_and_clipping_the_answer_is_the_whitened_gradient_of_the_l
         query = onestep.query(tiny.MODEL, plan, place, whiten, settings_of(tiny.MODEL, SAMPLE))
     release = loop.run(noise.simulated(1), plan, query, tiny.rows())
     expected = whiten @ gradients(tiny.MODEL, place, tiny.SCHEMA.encode(tiny.table())).sum(0)
-    np.testing.assert_allclose(release.last, expected, atol=tiny.NUM_ROWS * 50 / 2**20)
+    np.testing.assert_allclose(release.blocks.mean_y[0], expected, atol=tiny.NUM_ROWS * 50 / 2**20)
     assert np.abs(expected).min() > 1
+
+
+def test_each_part_of_the_question_is_asked_where_those_before_it_lead():
+    """A part moves the place by its share of W⊤(answer + W∇ log p(z)) / N, at most as far as a reference step."""
+    place, whiten = np.array([0.3, -0.2, 0.5]), np.diag([2.0, 1.0, 0.5])
+    plan = replace(ONCE, steps=4, clip_norm=50.0, noise_multiplier=0.0)
+    settings = settings_of(tiny.MODEL, SAMPLE, closing=0.5)
+    with jax.enable_x64(True):
+        release = loop.run(
+            noise.simulated(1), plan, onestep.query(tiny.MODEL, plan, place, whiten, settings), tiny.rows()
+        )
+        uphill = jax.grad(tiny.MODEL.log_prior)
+        places, answers = np.asarray(release.blocks.mean), np.asarray(release.blocks.mean_y)
+        np.testing.assert_allclose(places[0], place)
+        for before, answer, after in zip(places, answers, [*places[1:], release.last], strict=True):
+            step = 0.5 * (answer + whiten @ np.asarray(uphill(before))) / tiny.NUM_ROWS
+            longest = settings.reference.longest
+            step *= min(1.0, longest / np.linalg.norm(step))
+            np.testing.assert_allclose(after, before + whiten.T @ step, atol=1e-10)
+    assert np.linalg.norm(answers[-1]) < 0.6 * np.linalg.norm(answers[0])
+
+
+def test_where_no_part_moves_the_place_all_are_asked_at_one():
+    plan, settings = replace(ONCE, steps=3), settings_of(tiny.MODEL, SAMPLE, closing=0.0)
+    with jax.enable_x64(True):
+        query = onestep.query(tiny.MODEL, plan, np.zeros(3), np.eye(3), settings)
+    release = loop.run(noise.simulated(1), plan, query, tiny.rows())
+    np.testing.assert_array_equal(release.blocks.mean, np.zeros((3, 3)))
+    np.testing.assert_array_equal(release.last, np.zeros(3))
 
 
 def test_units_are_those_of_what_rows_and_prior_tell_at_the_place():

@@ -301,7 +301,9 @@ def test_values_that_a_choice_does_not_have_are_refused_by_name(gradients, name)
 
 @pytest.mark.parametrize("name", ["steps", "sampling_prob", "noise_multiplier", "first", "learning_rate"])
 def test_values_that_one_step_does_not_have_are_refused_by_name(one_step, name):
-    with pytest.raises(ValueError, match=rf"values=\['{name}'\] are none .*: it has bins, clip_norm, reference$"):
+    with pytest.raises(
+        ValueError, match=rf"values=\['{name}'\] are none .*: it has bins, clip_norm, closing, reference$"
+    ):
         planner.changed(one_step, *BUDGET, {name: 1, "clip_norm": 2.0})
 
 

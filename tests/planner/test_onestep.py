@@ -11,7 +11,9 @@ from discreet.accounting import guarantee
 from discreet.families.exponential import beta_bernoulli
 from discreet.families.glm import glm
 from discreet.methods import law
+from discreet.methods import onestep as methods
 from discreet.model import covariates_of, prior_moments
+from discreet.plan import Plan
 from discreet.planner import onestep
 from discreet.posterior import full
 from discreet.schema import Categorical, Schema, Unit
@@ -75,6 +77,30 @@ def test_shares_of_the_budget_are_those_that_are_said(choices):
     assert "law of age, sex: 14% of the budget" in said
     assert "200 steps of all rows, with 20% of the budget" in said
     assert "law" not in choices["sample"].reasons[0]
+
+
+def test_phases_before_the_last_get_up_to_twice_as_much_where_the_law_would_be_lost_in_noise():
+    quiet, loud = ({"counts": 0.04 * times, "moments": 0.1 * times, "steps": 0.2 * times} for times in (1, 2))
+    of_rows = [onestep.shares_for(COLUMNS, rows, EPSILON, DELTA) for rows in (100, 400, 500, 100_000)]
+    assert of_rows[0] == pytest.approx(loud)
+    assert of_rows[-1] == pytest.approx(quiet)
+    assert loud["steps"] > of_rows[1]["steps"] > of_rows[2]["steps"] > quiet["steps"]
+    assert onestep.shares_for((), 100, EPSILON, DELTA) == {"counts": 0.0, "moments": 0.0, "steps": 0.2}
+
+
+def test_bins_are_fewer_where_their_counts_would_be_lost_in_noise():
+    """At most 32, at least 8; in between a bin of even shares has two noise sds of rows."""
+    counts = Plan(1000, 1, 1.0, 1.0, 25.0)
+    assert onestep.bins_for(counts) == 20
+    assert onestep.bins_for(replace(counts, noise_multiplier=250.0)) == 8
+    assert onestep.bins_for(replace(counts, noise_multiplier=2.5)) == 32
+
+
+def test_parts_of_a_question_cost_what_the_whole_does():
+    plan = Plan(ROWS, 32, 1.0, 1.0, 20.0)
+    whole = methods.at_once(plan)
+    assert (whole.steps, whole.noise_std) == (1, pytest.approx(20.0 / 32**0.5))
+    assert guarantee(whole, DELTA).epsilon == pytest.approx(guarantee(plan, DELTA).epsilon, rel=1e-3)
 
 
 def test_one_column_of_levels_has_no_pairs_to_pay_for():
@@ -201,7 +227,10 @@ def test_steps_start_at_the_prior_and_know_the_sample_of_the_covariates_alone(ch
         np.testing.assert_array_equal(reference.start, mean)
         np.testing.assert_array_equal(reference.prior_precision, sd**-2)
         assert set(reference.sample) == set(covariates_of(model) if how == "sample" else ())
-        assert (choice.settings.bins, choice.settings.clip_norm) == (onestep.BINS if how == "bought" else 0, None)
+        assert (choice.settings.bins, choice.settings.clip_norm) == (
+            onestep.bins_for(choice.plans[0]) if how == "bought" else 0,
+            None,
+        )
         assert (choice.prior.mean == mean).all()
 
 

@@ -3,8 +3,8 @@
 Before that a share of the budget finds the place (`score`, with all rows in every step), and where the law of the
 covariates is not public another share buys that (`law`). What is asked in each phase is a public function of what the
 phases before it told. The place is the mean of the last iterates; there, rows are simulated, which give the units of
-the answers and the clip norm with the narrowest posterior to expect. Asked in several parts, with the same clip norm and
-units, the question costs the same and tells as much; and each part is asked where those before it lead.
+the answers and the clip norm with the narrowest posterior to expect. Asked in several parts, in the same units, the
+question costs the same and tells as much; and each part is asked where those before it lead.
 """
 
 from collections.abc import Callable, Mapping, Sequence

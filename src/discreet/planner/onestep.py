@@ -155,8 +155,8 @@ def _reasons(
     return (
         *first,
         f"reference {STEPS} steps of all rows, with {shares['steps']:.0%} of the budget: they find the place to ask at",
-        f"noise_multiplier {plans[-1].noise_multiplier:.4g}: the least that meets the budget, {plans[-1].steps} times, with "
-        "what is left",
+        f"noise_multiplier {plans[-1].noise_multiplier:.4g}: the least that meets the budget, {plans[-1].steps} times, "
+        "with what is left",
         f"clip_norm about {plans[-1].clip_norm:.4g} whitened units, chosen at the place: the narrowest posterior to "
         f"expect, {widths.mean():.3g} times as wide as without privacy",
     )
