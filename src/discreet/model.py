@@ -22,19 +22,22 @@ class Linear:
 
     u = features(row) · z[:p] with p features, and rest = z[p:]. With several `predictors` z begins with their weights,
     row by row, and u is a vector: the classes of a softmax regression, or the hidden units of a network with one layer,
-    whose outer weights are then the rest. Gradients of many rows are matrix products. Not a tuple, because `jax.jit`
-    wants a function that it can refer to weakly.
+    whose outer weights are then the rest. With a `log_partition` A, u = W·features(row) − A(z), one entry for each
+    predictor, of its own weights alone: the components of a mixture, whose natural parameters are W. Gradients of many
+    rows are matrix products. Not a tuple, because `jax.jit` wants a function that it can refer to weakly.
     """
 
     features: Callable[[Row], Array]
     of_predictor: Callable[[Array, Array, Row], Array]
     predictors: int = 1
+    log_partition: Callable[[Array], Array] | None = None
 
     def __call__(self, z: Array, row: Row) -> Array:
         """log p(row | z)."""
         features = self.features(row)
         width = self.predictors * len(features)
-        return self.at(z[:width].reshape(self.predictors, -1) @ features, z[width:], row)
+        u = z[:width].reshape(self.predictors, -1) @ features
+        return self.at(u if self.log_partition is None else u - self.log_partition(z), z[width:], row)
 
     def at(self, u: Array, rest: Array, row: Row) -> Array:
         """The same at this vector of predictors."""

@@ -24,7 +24,6 @@ LONGEST, SLACK = 64.0, 0.125
 UNIT_ROUNDOFF = 2.0**-53
 LANES = 8  # products with a multiple of so many columns are twice as quick
 MOST_PAIRED = 5
-_PARTS = len(Spread._fields)
 
 
 def with_features(products: Products, columns: Mapping[str, Array]) -> dict[str, Array]:
@@ -75,30 +74,37 @@ def linear_sum(
     one_row = (jax.ShapeDtypeStruct(one.shape[1:], one.dtype) for one in private)
     closed = jax.make_jaxpr(flat_slopes)(*_point(products, rows[FEATURES]), *one_row)
     refuse_side_effects(closed.jaxpr)
-    public = [*closed.consts, *spread]
+    parts = [part for part in spread if part is not None]
+    public = [*closed.consts, *parts]
     operands = [*public, rows[FEATURES], rows[FINITE], *private, multiplicity, clip_norm]
-    shape = {"kind": products.kind, "draws": products.draws, "predictors": products.predictors}
+    shape = {"kind": products.kind, "draws": products.draws, "predictors": products.predictors, "parts": len(parts)}
     return linear_sum_p.bind(*operands, jaxpr=closed.jaxpr, num_public=len(public), order=2, **shape)
 
 
-def _linear_sum(*operands, jaxpr, num_public, order, kind, draws, predictors):
+def _linear_sum(*operands, jaxpr, num_public, order, kind, draws, predictors, parts):
     del order
     public, (x, finite, *rows) = operands[:num_public], operands[num_public:-2]
     multiplicity, clip_norm = operands[-2:]
-    consts, spread = public[:-_PARTS], Spread(*public[-_PARTS:])
+    consts, spread = public[:-parts], Spread(*public[-parts:])
     width, one_row = predictors * x.shape[1], jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))
     by_row = jax.vmap(one_row, in_axes=(-1, None, *(0 for _ in rows)), out_axes=-1)
     points = _points(x, spread, draws, predictors)
     by_draw = jax.vmap(by_row, in_axes=(0, 0, *(None for _ in rows)))(*points, *rows)
     joined = [_join(kind, part, len(spread.arms)) for part in by_draw]
-    square = jnp.where((multiplicity > 0)[:, None], x, 0.0) ** 2  # not x² as it was picked: XLA is slow with that
-    length, term = _lengths(kind, spread, square, *joined)
+    own = jnp.where((multiplicity > 0)[:, None], x, 0.0)  # not x² as it was picked: XLA is slow with that
+    if spread.means is None:
+        length, term = _lengths(kind, spread, own**2, *joined)
+    else:
+        length, term = _lengths_about_means(spread, own, *joined)
     radius, longest = _reach(len(x), draws, _size(kind, draws, spread))
     shrink = clip_norm / jnp.maximum(clip_norm, jnp.maximum(length / radius, term / longest))
     weight = jnp.where((finite > 0) & jnp.isfinite(length) & jnp.isfinite(term), multiplicity * shrink, 0.0)
     slopes, others = (jnp.where(jnp.isfinite(part), part, 0.0) for part in joined)
-    by_features = (weight[None] * slopes.reshape(-1, len(x))) @ x
-    totals = jnp.concatenate([by_features.reshape(-1, width), jnp.einsum("i,kqi->kq", weight, others)], axis=1)
+    weighted = weight[None] * slopes.reshape(-1, len(x))
+    by_features = (weighted @ x).reshape(-1, width)
+    if spread.means is not None:
+        by_features = by_features - jnp.repeat(weighted.sum(1), x.shape[1]).reshape(-1, width) * spread.means[:, :width]
+    totals = jnp.concatenate([by_features, jnp.einsum("i,kqi->kq", weight, others)], axis=1)
     return _whole(_answer(kind, spread, totals) * (GRID / clip_norm))
 
 
@@ -128,7 +134,8 @@ def _points(x: Array, spread: Spread, draws: int, predictors: int) -> tuple[Arra
     def both(part):
         return jnp.concatenate([part[:1] + part[1:], (part[:1] - part[1:])[: draws - arms]]) if draws > 1 else part
 
-    return both(by_row), both(ways[:, width:])
+    beside = both(ways[:, width:])
+    return both(by_row) if spread.partition is None else both(by_row) - spread.partition[..., None], beside
 
 
 def _join(kind: str, by_draw: Array, arms: int) -> Array:
@@ -213,6 +220,24 @@ def _lengths(kind: str, spread: Any, square: Array, slopes: Array, others: Array
     return _at_least(norm, terms, dim + len(slopes) + len(of_arms) * predictors), terms
 
 
+def _lengths_about_means(spread: Any, x: Array, slopes: Array, others: Array) -> tuple[Array, Array]:
+    """`_lengths` of aligned answers whose features are taken about the spread's means: Σ_k |g_k|² |f∘(x − c_k)|².
+
+    A square (x − c)² is made as x² − 2xc + c², whose terms together are at most 2x² + 2c² in size.
+    """
+    dim, (draws, predictors, _) = spread.centre.shape[0], slopes.shape
+    width = predictors * x.shape[1]
+    weights = spread.factor[:dim] ** 2
+    of_features, means = ((part[..., :width]).reshape(-1, predictors, x.shape[1]) for part in (weights, spread.means))
+    squares = _times(x**2, of_features)
+    own = (of_features * means**2).sum(-1)[..., None]
+    apart = squares - 2 * _times(x, of_features * means) + own
+    beside = jnp.einsum("kqi,q->i", others**2, weights[width:])
+    norm = (slopes**2 * apart).sum((0, 1)) + beside
+    terms = jnp.sqrt((slopes**2 * 2 * (squares + own)).sum((0, 1)) + beside)
+    return _at_least(norm, terms, dim + draws * predictors), terms
+
+
 def _below(spread: Any) -> Array:
     """The factors of the entries below the diagonal, as a matrix."""
     dim = spread.centre.shape[0]
@@ -232,9 +257,9 @@ def _at_least(square: Array, terms: Array, count: int) -> Array:
     return jnp.sqrt(jnp.maximum(square, 0.0) + 4 * (count + 8) * UNIT_ROUNDOFF * terms**2)
 
 
-def _linear_sum_shape(*operands, jaxpr, num_public, order, kind, draws, predictors):
+def _linear_sum_shape(*operands, jaxpr, num_public, order, kind, draws, predictors, parts):
     del jaxpr, order, predictors
-    size = _size(kind, draws, Spread(*operands[num_public - _PARTS : num_public]))
+    size = _size(kind, draws, Spread(*operands[num_public - parts : num_public]))
     return operands[num_public - 1].update(shape=(size,))
 
 

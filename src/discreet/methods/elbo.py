@@ -191,10 +191,13 @@ def _functions(model: Model, variant_name: str, family: Family, optimiser_name: 
 
 def _products(model: Model, row_value: Callable, variant: Variant, family: Family, draws: int) -> Products | None:
     """Sums of these answers by matrix products, if rows have linear predictors: one, for all but mean-field and aligned
-    answers.
+    answers; without a log partition, for all but aligned ones.
     """
     likelihood, kind = model.log_likelihood, "aligned" if variant.aligned else family.name
     if not isinstance(likelihood, Linear) or (kind == "full-rank" and likelihood.predictors > 1):
+        return None
+    partition = likelihood.log_partition
+    if partition is not None and kind != "aligned":
         return None
 
     def slopes(u, rest, row):
@@ -203,7 +206,11 @@ def _products(model: Model, row_value: Callable, variant: Variant, family: Famil
     def spread(question):
         centre, eta = question.phi[: model.dim], question.eta[: (draws + 1) // 2]
         arms = question.draws[: (draws + 1) // 2] - centre[None]
-        return Spread(centre, arms, eta, family.slope(question.phi), question.factor)
+        found = Spread(centre, arms, eta, family.slope(question.phi), question.factor)
+        if partition is None:
+            return found
+        means = jax.vmap(jax.grad(lambda z: partition(z).sum()))(question.draws)
+        return found._replace(partition=jax.vmap(partition)(question.draws), means=means)
 
     return Products(row_value, kind, model.dim, draws, likelihood.predictors, likelihood.features, slopes, spread)
 
@@ -224,7 +231,12 @@ def _row_gradient(model: Model, family: Family, question: Question, row: Row) ->
     rows two matrix products, and never an array of rows × draws × parameters.
     """
     likelihood = model.log_likelihood
-    if not isinstance(likelihood, Linear) or likelihood.predictors > 1 or family.name != "mean-field":
+    if (
+        not isinstance(likelihood, Linear)
+        or likelihood.predictors > 1
+        or likelihood.log_partition is not None
+        or family.name != "mean-field"
+    ):
         return _pull_back(family, question, _slopes(lambda z: likelihood(z, row), question.draws))
     features = likelihood.features(row)
     count = len(features)

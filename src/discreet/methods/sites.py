@@ -65,7 +65,7 @@ def linear(model: Model) -> Site:
     The tilted moments are those of one number, u = x·z, by Gauss-Hermite quadrature; the site is (νx, τxxᵀ).
     """
     likelihood = model.log_likelihood
-    if not isinstance(likelihood, Linear) or likelihood.predictors > 1:
+    if not isinstance(likelihood, Linear) or likelihood.predictors > 1 or likelihood.log_partition:
         raise SiteError("expectation propagation needs a likelihood of a linear predictor: use glm(), or DPVI")
     row = {name: jax.ShapeDtypeStruct((), np.float64) for name in model.columns}
     (count,) = jax.eval_shape(likelihood.features, row).shape
