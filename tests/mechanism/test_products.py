@@ -67,7 +67,7 @@ def both_ways(name, recipe, shares, multiplicity, columns=None):
 
 @every_linear
 def test_sums_are_those_of_the_rows_one_by_one(name, recipe):
-    """Rows by themselves are rounded one by one (each coordinate with an sd of .29 units), and clipped to a little more."""
+    """Rows by themselves are rounded one by one (by .29 units, as an sd, each coordinate), clipped to a little more."""
     multiplicity = np.random.default_rng(2).integers(0, 3, 50)
     (fast, slow), clipped = both_ways(name, recipe, (1000.0, 0.8), multiplicity)  # nobody is clipped, and many are
     np.testing.assert_allclose(fast, slow, atol=0.5 * multiplicity.sum() + 1)

@@ -207,12 +207,14 @@ def _products(model: Model, row_value: Callable, variant: Variant, family: Famil
         centre, eta = question.phi[: model.dim], question.eta[: (draws + 1) // 2]
         arms = question.draws[: (draws + 1) // 2] - centre[None]
         found = Spread(centre, arms, eta, family.slope(question.phi), question.factor)
-        if partition is None:
-            return found
-        means = jax.vmap(jax.grad(lambda z: partition(z).sum()))(question.draws)
-        return found._replace(partition=jax.vmap(partition)(question.draws), means=means)
+        return found if partition is None else _about_means(found, jax.vmap(partition), question.draws)
 
     return Products(row_value, kind, model.dim, draws, likelihood.predictors, likelihood.features, slopes, spread)
+
+
+def _about_means(spread: Spread, partition: Callable[[Array], Array], draws: Array) -> Spread:
+    """The spread where these log partitions are taken from linear predictors."""
+    return spread._replace(partition=partition(draws), means=jax.grad(lambda z: partition(z).sum())(draws))
 
 
 def question_at(settings: Settings, phi: Array, eta: Array) -> Question:
