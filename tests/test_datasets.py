@@ -278,5 +278,44 @@ def test_no_answer_is_named_with_its_remedy(tmp_path, monkeypatch):
 
 
 def test_only_published_tables_can_be_downloaded():
-    with pytest.raises(ValueError, match=r"name='fair' must be one of \['adult'\]"):
+    with pytest.raises(ValueError, match=r"name='fair' must be one of \['adult', 'census1990'\]"):
         datasets.download("fair")
+
+
+@pytest.fixture(scope="module")
+def census():
+    """The first 1000 rows of the census, read without the loader."""
+    for folder in datasets._folders():
+        path = folder / "census1990_head1000.parquet"
+        if path.is_file():
+            return pd.read_parquet(path)
+    pytest.skip("census1990_head1000.parquet is not here: set DISCREET_DATA")
+
+
+@pytest.mark.usefixtures("census")
+def test_of_the_census_those_stay_who_served():
+    """135 of the first 1000 rows, 10.4 % of them poor, as the note on these rows says."""
+    table, schema = datasets.census1990("head")
+    assert len(table) == 135
+    assert round(100 * table["poor"].mean(), 1) == 10.4
+    columns = schema.encode(table)
+    for name in schema.names:
+        assert list(schema[name].decode(columns[name])) == list(table[name])
+
+
+def test_the_whole_census_is_read_from_the_published_text(census, folder, monkeypatch):
+    """Row for row what the Parquet file gives, if there are as many rows as were published."""
+    fill(folder, {"USCensus1990.data.txt": census.to_csv(index=False).encode()})
+    with pytest.raises(ValueError, match=r"has 1000 rows, and the published file 2458285$"):
+        datasets.census1990()
+    monkeypatch.setattr(datasets, "CENSUS_ROWS", 1000)
+    found, _ = datasets.census1990()
+    served = census[~census["iMilitary"].isin((0, 4))].reset_index(drop=True)
+    pd.testing.assert_frame_equal(found.drop(columns="poor"), served[list(found.columns[:-1])])
+    np.testing.assert_array_equal(found["poor"], served["dPoverty"] < 2)
+
+
+def test_another_text_is_not_the_census(folder):
+    fill(folder, {"USCensus1990.data.txt": b"caseid,dAge\n1,2\n"})
+    with pytest.raises(ValueError, match=r"USCensus1990.data.txt is not the published file"):
+        datasets.census1990()
