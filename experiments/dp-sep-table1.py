@@ -24,7 +24,7 @@ from scipy.optimize import linear_sum_assignment
 
 from discreet.accounting import calibrate, guarantee
 from discreet.evaluate import ep, study
-from discreet.families.mixture import Mixture
+from discreet.families.gaussian_mixture import Mixture
 from discreet.methods import em, sep
 from discreet.methods.sites import mixture
 from discreet.plan import Plan

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from discreet.evaluate import ep
+from discreet.families.gaussian_mixture import Mixture
 from discreet.families.glm import glm
-from discreet.families.mixture import Mixture
 from discreet.methods import sep
 from discreet.methods.sites import SiteError, linear, mixture
 from discreet.model import Linear, Model

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from discreet.families.mixture import Mixture
+from discreet.families.gaussian_mixture import Mixture
 from discreet.mechanism.rows import store
 from discreet.methods import sep
 from discreet.methods.sites import linear, mixture

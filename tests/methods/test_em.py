@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from discreet.families.mixture import Mixture
+from discreet.families.gaussian_mixture import Mixture
 from discreet.fitting import encode, run, simulated
 from discreet.mechanism.rows import store
 from discreet.methods import em

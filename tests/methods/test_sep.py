@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from discreet.evaluate import ep
-from discreet.families.mixture import Mixture
+from discreet.families.gaussian_mixture import Mixture
 from discreet.fitting import encode, run, simulated
 from discreet.methods import sep
 from discreet.methods.sites import SiteError, cavity, linear, mixture

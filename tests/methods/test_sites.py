@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from discreet.families.gaussian_mixture import Mixture
 from discreet.families.glm import glm
-from discreet.families.mixture import Mixture
 from discreet.methods import sites
 from discreet.methods.sites import SiteError, cavity, check, gaussian_prior, linear, mixture, tilted
 from discreet.model import Linear

@@ -9,8 +9,8 @@ from scipy import stats
 
 from discreet.accounting import calibrate
 from discreet.evaluate import study
+from discreet.families.gaussian_mixture import Mixture
 from discreet.families.glm import Priors, glm
-from discreet.families.mixture import Mixture
 from discreet.methods import sep as method
 from discreet.methods.natural import Shape
 from discreet.methods.sites import SiteError, linear, mixture

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from discreet.families.mixture import Mixture, check
+from discreet.families.gaussian_mixture import Mixture, check
 from discreet.plan import Plan, require
 from discreet.query import Point, Query
 

@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 from numpy.polynomial.hermite import hermgauss
 
-from discreet.families.mixture import Mixture
-from discreet.families.mixture import check as check_mixture
+from discreet.families.gaussian_mixture import Mixture
+from discreet.families.gaussian_mixture import check as check_mixture
 from discreet.methods.natural import Shape
 from discreet.model import Linear, Model, Row
 from discreet.schema import Schema

@@ -1,4 +1,4 @@
-"""A mixture of Gaussians whose means alone are unknown."""
+"""A mixture of Gaussians whose means alone are unknown: what DP-EM and the sites of DP-SEP know."""
 
 from typing import NamedTuple
 
