@@ -25,13 +25,15 @@ from discreet.schema import Categorical, Numeric, Schema
 class Priors(NamedTuple):
     """Normal priors on the scaled problem: sds of slopes and intercept, and moments of softplus⁻¹(1/σ).
 
-    A Gaussian outcome is scaled to [−1, 1] too, and its slopes are in residual sds. A Poisson intercept is centred a
-    third of the way up to the declared bound on the log scale.
+    A Gaussian outcome is scaled to [−1, 1] too, and its slopes are in residual sds. The intercept is centred at
+    `intercept`; without it at zero, and for a Poisson outcome a third of the way up to the declared bound on the log
+    scale.
     """
 
     slope_sd: float
     intercept_sd: float
     inverse_sigma: tuple[float, float] = (6.0, 2.0)
+    intercept: float | None = None
 
 
 PRIORS = {
@@ -94,14 +96,14 @@ def glm(
 
     def simulate(key, z, row):
         value = _SIMULATORS[family](key, z, linear_predictor(z, row)) * scale + centre
-        return {outcome: _clamp(value, schema[outcome])}
+        return {outcome: clamp(value, schema[outcome])}
 
     return Model(
         dim=len(mean),
-        log_prior=lambda z: -0.5 * jnp.sum(((z - mean) / sd) ** 2),
+        log_prior=lambda z: -0.5 * jnp.sum(((z - mean.astype(z.dtype)) / sd.astype(z.dtype)) ** 2),
         log_likelihood=linear,
         constrain=constrain,
-        sample_prior=lambda key: jnp.asarray(mean) + sd * jax.random.normal(key, mean.shape),
+        sample_prior=lambda key: jnp.asarray(mean, float) + jnp.asarray(sd, float) * jax.random.normal(key, mean.shape),
         columns=(*covariates, outcome),
         outcome=(outcome,),
         simulate=simulate,
@@ -207,14 +209,17 @@ def _outcome_units(family: str, column) -> tuple[float, float]:
 def _prior_moments(family: str, priors: Priors, outcome, terms: int) -> tuple[np.ndarray, np.ndarray]:
     mean, sd = np.zeros(terms), np.full(terms, priors.slope_sd)
     sd[0] = priors.intercept_sd
-    if family == "poisson":
+    if priors.intercept is not None:
+        mean[0] = priors.intercept
+    elif family == "poisson":
         mean[0] = np.log(outcome.high) / 3
     if family == "gaussian":
         mean, sd = np.append(mean, priors.inverse_sigma[0]), np.append(sd, priors.inverse_sigma[1])
     return mean, sd
 
 
-def _clamp(value: Array, column) -> Array:
+def clamp(value: Array, column: Numeric | Categorical) -> Array:
+    """A simulated value as the schema would have encoded it: within bounds, whole, or a code."""
     if isinstance(column, Categorical):
         return value.astype(jnp.int32)
     value = jnp.clip(value, column.low, column.high)
