@@ -524,6 +524,77 @@ def audit(
 
 
 @app.command()
+def synth(
+    folder: Annotated[Path, typer.Argument(help="the folder that a fit has written")],
+    n: Annotated[int, typer.Option("-n", "--rows", help="rows of each table; those of the fit or more")],
+    m: Annotated[int, typer.Option("-m", "--tables", help="how many tables; 50 or more, if they are to be pooled")],
+    out: Annotated[Path, typer.Option(help="folder for the tables; must not exist")],
+    kind: Annotated[str, typer.Option("--format", help="csv or parquet")] = "csv",
+    covariates: Annotated[
+        Path | None, typer.Option(help="for a regression: a PUBLIC table of its covariates, CSV or Parquet")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="to make the same tables again; any is safe, none is needed")] = None,
+    as_json: _JSON = False,
+):
+    """Draw synthetic tables from the posterior in FOLDER: to share and analyse, at no further privacy cost.
+
+    Analyse each table as if it were real, and put the results together with `discreet pool`.
+    """
+    from discreet.report.folder import load_run
+    from discreet.synth import LABEL, advice, read_label, save
+
+    _refuse_unwritable(out)
+    asked = {"covariates": covariates, "seed": seed, "progress": _progress("drawing")}
+    save(out, load_run(folder), n, m, kind=kind, **asked)
+    label = read_label(out)
+    for text in (*label["warnings"], *advice(label)):
+        _say(_err, f"warning: {text}", "bold yellow")
+    if as_json:
+        typer.echo(json.dumps({**label, "out": str(out)}))
+        return
+    _say(_out, label["says"], None if label["private"] else "bold red")
+    _say(_out, f"wrote {out}/: {m} tables of {n} rows, {LABEL}")
+
+
+@app.command()
+def pool(
+    results: Annotated[list[Path], typer.Argument(help="CSV files: table, term, estimate, variance (or std_error)")],
+    tables: Annotated[Path | None, typer.Option(help="the folder of discreet synth that they are of")] = None,
+    prob: Annotated[float, typer.Option(help="probability of the intervals")] = 0.9,
+    n: Annotated[int | None, typer.Option("-n", help="rows of each synthetic table, if no --tables are given")] = None,
+    rows: Annotated[int | None, typer.Option(help="rows of the private table, likewise")] = None,
+    as_json: _JSON = False,
+):
+    """Put together what was estimated on each of several synthetic tables: one estimate and interval for each term.
+
+    Valid only for tables that were drawn from a noise-aware posterior; --tables checks it.
+    """
+    from discreet.synth import read_results, records, rubin, told
+
+    if tables is not None:
+        if (n, rows) != (None, None):
+            raise ValueError("--tables says how many rows there are: leave -n and --rows out")
+        n, rows = told(tables)
+    estimates, variances = read_results(results)
+    found = records(rubin(estimates, variances, n=n, num_rows=rows, prob=prob))
+    m = len(next(iter(estimates.values())))
+    made_up = [record["term"] for record in found if record["adjusted"]]
+    if made_up:
+        makeshift = "their intervals are a makeshift that does not see privacy's noise; make larger tables, or more"
+        _say(_err, f"warning: {', '.join(made_up)}: the pooled variance was not positive: {makeshift}", "bold yellow")
+    if as_json:
+        typer.echo(json.dumps({"m": m, "prob": prob, "terms": found}))
+        return
+    table = Table("term", "estimate", "std error", f"{prob:.0%} interval", "df")
+    for record in found:
+        low, high = ("∞" if record[end] is None else f"{record[end]:.4g}" for end in ("low", "high"))
+        numbers = (f"{record['estimate']:.4g}", f"{record['std_error']:.4g}", f"[{low}, {high}]", f"{record['df']:.3g}")
+        table.add_row(Text(record["term"]), *map(Text, numbers))
+    _out.print(table)
+    _say(_out, f"pooled over {m} synthetic tables")
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for the results; an earlier run is replaced")] = Path("out/demo"),
 ):

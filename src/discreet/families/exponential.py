@@ -97,7 +97,7 @@ def gamma_exponential(shape: float, rate: float, column: str = "x", *, link: str
         outcome=(column,),
         simulate=lambda key, z, row: {column: jax.random.exponential(key) / theta(z)},
         mean=lambda z, row: 1 / theta(z),
-        description={"family": "gamma-exponential", "shape": shape, "rate": rate, "link": link},
+        description={"family": "gamma-exponential", "shape": shape, "rate": rate, "link": link, "column": column},
     )
 
 
@@ -121,7 +121,7 @@ def beta_bernoulli(a: float, b: float, column: str = "x") -> Model:
         outcome=(column,),
         simulate=lambda key, z, row: {column: jax.random.bernoulli(key, jax.nn.sigmoid(z[0])).astype(jnp.int32)},
         mean=lambda z, row: jax.nn.sigmoid(z[0]),
-        description={"family": "beta-bernoulli", "a": a, "b": b},
+        description={"family": "beta-bernoulli", "a": a, "b": b, "column": column},
     )
 
 
@@ -145,7 +145,7 @@ def dirichlet_categorical(alpha: tuple[float, ...], column: str = "x") -> Model:
         columns=(column,),
         outcome=(column,),
         simulate=lambda key, z, row: {column: jax.random.categorical(key, log_theta(z)).astype(jnp.int32)},
-        description={"family": "dirichlet-categorical", "alpha": list(alpha)},
+        description={"family": "dirichlet-categorical", "alpha": list(alpha), "column": column},
     )
 
 

@@ -1,5 +1,7 @@
 """From a release to a posterior: which meaning of the answers is used, in one place."""
 
+import json
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -68,6 +70,8 @@ def read(
         facts["clip_bias"] = [float(value) for value in bias]
     info = {
         "method": method,
+        "model": _plain(model.description),
+        "schema": None if schema is None else schema.to_dict(),
         "plan": release.plan.to_dict(),
         "before": [plan.to_dict() for plan in release.plans[:-1]],
         "reasons": list(release.settings.get("reasons", ())),
@@ -75,6 +79,14 @@ def read(
         **facts,
     }
     return from_draws(z, model, guarantee, info=info, schema=schema, release=release)
+
+
+def _plain(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's description, if files can hold it: what was paid for is not lost for the sake of a name."""
+    try:
+        return json.loads(json.dumps(dict(described)))
+    except (TypeError, ValueError):
+        return {}
 
 
 def check_reading(how: str, options: Options = DEFAULTS, family: str = "mean-field") -> None:

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,8 @@ _Z = "unconstrained"  # in files; a parameter may itself be called z
 class Posterior:
     """Draws of named parameters, each of shape (chain, draw, …), and of the unconstrained vector `z`.
 
-    `guarantee` says what they cost and `info` how they were made. `model` and `schema` serve `predict`; `release` is
-    what the mechanism told. None of it can reveal more than the release did.
+    `guarantee` says what they cost and `info` how they were made. `model` and `schema` serve `predict` and
+    `synthesize`; `release` is what the mechanism told. None of it can reveal more than the release did.
     """
 
     draws: Mapping[str, np.ndarray]
@@ -87,6 +87,14 @@ class Posterior:
             over_rows = jax.vmap(self.model.mean, in_axes=(None, 0))
             return np.asarray(jax.jit(jax.vmap(over_rows, in_axes=(0, None)))(thin, columns))
 
+    def synthesize(
+        self, n: int, m: int, *, covariates: Any = None, seed: Any = None, naive: bool = False
+    ) -> "Iterator[dict[str, np.ndarray]]":
+        """`m` tables of `n` rows each, one by one, each of one draw: see `synth.synthesize`. Costs no privacy."""
+        from discreet.posterior.predictive import synthesize
+
+        return synthesize(self, n, m, covariates=covariates, seed=seed, naive=naive)
+
     def to_arviz(self) -> "arviz.InferenceData":
         """The draws as ArviZ InferenceData; guarantee and info are attributes of its posterior group."""
         arviz = _arviz()
@@ -106,7 +114,7 @@ class Posterior:
 
     @classmethod
     def load(cls, path: str | Path, model: Model | None = None, schema: Schema | None = None) -> "Posterior":
-        """Read what `save` wrote. `model` and `schema` are needed only for `predict`."""
+        """Read what `save` wrote. `model` and `schema` are needed only for `predict` and `synthesize`."""
         arviz = _arviz()
         if not Path(path).is_file():
             raise ValueError(f"{path} does not exist")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from discreet.atomic import new_folder
+from discreet.families.described import described
 from discreet.posterior.types import Posterior
 from discreet.release import Release
 from discreet.schema import Schema
@@ -30,14 +31,18 @@ def save_run(target: str | Path, posterior: Posterior, html: str) -> Path:
 
 
 def load_run(target: str | Path) -> Posterior:
-    """What `save_run` wrote: the posterior with its release and schema; a folder that lacks any part is refused."""
+    """What `save_run` wrote: the posterior with its release and schema, and its model if that is a ready one.
+
+    A folder that lacks any part is refused.
+    """
     folder = Path(target)
     missing = [name for name in NAMES if not (folder / name).exists()]
     if missing:
         raise ValueError(f"{folder} is not the folder of a whole run: it has no {', '.join(missing)}")
     release = Release.load(folder / "release")
-    posterior = Posterior.load(folder / "posterior.nc", schema=Schema.load(folder / "schema.toml"))
+    schema = Schema.load(folder / "schema.toml")
+    posterior = Posterior.load(folder / "posterior.nc", schema=schema)
     promise = json.loads((folder / "guarantee.json").read_text(encoding="utf-8"))
     if promise != json.loads(json.dumps(posterior.guarantee.to_dict())):
         raise ValueError(f"{folder} is of two runs: guarantee.json and posterior.nc promise different things")
-    return replace(posterior, release=release)
+    return replace(posterior, release=release, model=described(posterior.info.get("model"), schema))

@@ -1,0 +1,45 @@
+"""Ready models from what they say of themselves, so that a saved run can be read with its model."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from discreet.families import exponential
+from discreet.families.glm import PRIORS, glm
+from discreet.model import Model
+from discreet.schema import Schema
+
+
+def described(description: Mapping[str, Any] | None, schema: Schema) -> Model | None:
+    """The ready model of this `Model.description`; None if it is of no ready family, such as a NumPyro function.
+
+    Priors are not described: a GLM gets the default ones, so do not fit it again.
+
+    >>> from discreet.schema import Categorical
+    >>> model = exponential.beta_bernoulli(1, 1, "ill")
+    >>> described(model.description, Schema((Categorical("ill", ("no", "yes")),))).description == model.description
+    True
+    """
+    facts = dict(description or {})
+    make = _MAKERS.get(facts.pop("family", ""))
+    if make is None:
+        return None
+    try:
+        return make(description or {}, facts, schema)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"the model {dict(description or {})} has no meaning here ({error}): it was changed") from None
+
+
+def _glm(description: Mapping[str, Any], facts: dict[str, Any], schema: Schema) -> Model:
+    return glm(description["family"], facts.pop("outcome"), facts.pop("covariates"), schema, **facts)
+
+
+def _with(family: Callable[..., Model]) -> Callable[..., Model]:
+    """Of a family that takes its own description, and no schema."""
+    return lambda description, facts, schema: family(**facts)
+
+
+_MAKERS: dict[str, Callable[..., Model]] = dict.fromkeys(PRIORS, _glm) | {
+    "gamma-exponential": _with(exponential.gamma_exponential),
+    "beta-bernoulli": _with(exponential.beta_bernoulli),
+    "dirichlet-categorical": _with(exponential.dirichlet_categorical),
+}
