@@ -146,17 +146,17 @@ def _drawn(source: Source, seed: int, z: np.ndarray, rows: dict[str, np.ndarray]
     """The encoded outcome columns of n rows, in chunks of one shape, so that they are compiled once."""
     size, parts = min(n, CHUNK), []
     with jax.enable_x64(True):
-        key = jax.random.key(seed)
         for start in range(0, n, size):
             ahead = np.minimum(np.arange(start, start + size), n - 1)
             chunk = {name: values[ahead] for name, values in rows.items()}
-            parts.append(_chunk(source.model.simulate, size, jax.random.fold_in(key, start), z, chunk))
+            parts.append(_chunk(source.model.simulate, size, np.uint64(seed), np.uint32(start), z, chunk))
     return {name: np.concatenate([np.asarray(part[name]) for part in parts])[:n] for name in source.model.outcome}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _chunk(simulate, size: int, key, z, rows):
-    return jax.vmap(simulate, in_axes=(0, None, 0), axis_size=size)(jax.random.split(key, size), z, rows)
+def _chunk(simulate, size: int, seed, start, z, rows):
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), start), size)
+    return jax.vmap(simulate, in_axes=(0, None, 0), axis_size=size)(keys, z, rows)
 
 
 def _in_words(column, values: np.ndarray) -> np.ndarray:
