@@ -93,7 +93,7 @@ def test_from_a_run_to_pooled_coefficients(here, capsys):
         found = sm.Logit((table["ill"] == "yes") * 1.0, x).fit(disp=0)
         lines += [(path.name, term, found.params[term], found.bse[term]) for term in x]
     write("results.csv", lines, ("table", "term", "estimate", "std_error"))
-    code, out, err = call(capsys, "pool", "results.csv", "--json", **{"--tables": "out"})
+    code, out, _ = call(capsys, "pool", "results.csv", "--json", **{"--tables": "out"})
     assert code == 0
     facts = json.loads(out)
     summary = load_run(here / "runs/regression").summary()
