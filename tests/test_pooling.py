@@ -1,6 +1,7 @@
 """What analyses of synthetic tables say together: the rules, by hand and by simulation."""
 
 import csv
+import json
 import math
 from dataclasses import replace
 
@@ -8,12 +9,15 @@ import jax
 import numpy as np
 import pandas
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from discreet import synth
 from discreet.families import exponential
 from discreet.posterior import gibbs
 from discreet.schema import Categorical, Schema
+from tests.test_fuzz import tried
 from tests.test_synth import made
 
 
@@ -97,6 +101,36 @@ def test_where_the_variance_is_not_positive_the_sizes_are_needed():
 def test_what_cannot_be_pooled_is_refused(q, u, reason):
     with pytest.raises(ValueError, match=reason):
         synth.rubin(q, u)
+
+
+ANYTHING = st.one_of(
+    st.floats(), st.integers(-10, 10**9), st.text(max_size=3), st.none(), st.lists(st.floats(), max_size=3)
+)
+ANY_FORM = st.one_of(
+    st.lists(ANYTHING, max_size=4), st.dictionaries(st.text(max_size=1), st.lists(ANYTHING, max_size=3))
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(ANY_FORM, ANY_FORM, st.sampled_from([None, 0, 1, 30]))
+def test_whatever_is_pooled_is_pooled_or_refused_in_words(q, u, n):
+    for variances in (u, q):
+        pooled = tried(lambda variances=variances: synth.rubin(q, variances, n=n, num_rows=20))
+        if pooled is not None:
+            assert not (pooled.low > pooled.high).any()
+            json.dumps(synth.records(pooled), allow_nan=False)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.one_of(st.sampled_from(["table,term,estimate,variance", "1,a,1,1", "2,a,1,1", '"']), st.text()), max_size=5
+    )
+)
+def test_whatever_is_read_is_read_or_refused_in_words(tmp_path_factory, lines):
+    path = tmp_path_factory.mktemp("results") / "r.csv"
+    path.write_bytes("\n".join(lines).encode(errors="surrogatepass"))
+    tried(lambda: synth.rubin(*synth.read_results([path]), n=1, num_rows=1))
 
 
 def test_other_arguments_of_pooling_are_checked():

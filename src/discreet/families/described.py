@@ -20,22 +20,22 @@ def described(description: Mapping[str, Any] | None, schema: Schema) -> Model | 
     True
     """
     facts = dict(description or {})
-    make = _MAKERS.get(facts.pop("family", ""))
-    if make is None:
+    family = facts.pop("family", None)
+    if not isinstance(family, str) or family not in _MAKERS:
         return None
     try:
-        return make(description or {}, facts, schema)
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"the model {dict(description or {})} has no meaning here ({error}): it was changed") from None
+        return _MAKERS[family](family, facts, schema)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"the model {description} has no meaning here ({error}): it was changed") from None
 
 
-def _glm(description: Mapping[str, Any], facts: dict[str, Any], schema: Schema) -> Model:
-    return glm(description["family"], facts.pop("outcome"), facts.pop("covariates"), schema, **facts)
+def _glm(family: str, facts: dict[str, Any], schema: Schema) -> Model:
+    return glm(family, facts.pop("outcome"), facts.pop("covariates"), schema, **facts)
 
 
-def _with(family: Callable[..., Model]) -> Callable[..., Model]:
+def _with(make: Callable[..., Model]) -> Callable[..., Model]:
     """Of a family that takes its own description, and no schema."""
-    return lambda description, facts, schema: family(**facts)
+    return lambda family, facts, schema: make(**facts)
 
 
 _MAKERS: dict[str, Callable[..., Model]] = dict.fromkeys(PRIORS, _glm) | {

@@ -47,8 +47,7 @@ def synthesize(
     Any `seed` is safe, and may be published: nothing here is secret. Without one the operating system gives it.
     Posteriors that ignore privacy's noise are refused, unless `naive` asks for their tables, to compare.
     """
-    source = checked(posterior, n, m, covariates, naive)
-    return _tables(source, n, m, np.random.default_rng(seed))
+    return drawn(checked(posterior, n, m, covariates, naive), n, m, seed)
 
 
 def is_naive(posterior: "Posterior") -> bool:
@@ -132,17 +131,22 @@ def _encoded(model: Model, schema: Schema, table: Any) -> dict[str, np.ndarray]:
     return schema.select(wanted).encode(table) if wanted else {}
 
 
+def drawn(source: Source, n: int, m: int, seed: Any = None) -> Iterator[dict[str, np.ndarray]]:
+    """The tables that `synthesize` makes, from what was `checked`."""
+    return _tables(source, n, m, np.random.default_rng(seed))
+
+
 def _tables(source: Source, n: int, m: int, rng: np.random.Generator) -> Iterator[dict[str, np.ndarray]]:
     chosen, seeds = rng.choice(len(source.z), m, replace=False), rng.integers(_SEEDS, size=m)
     given = len(next(iter(source.covariates.values()), ()))
     for place, seed in zip(chosen, seeds, strict=True):
         some = slice(None) if given == n else np.random.default_rng(seed).integers(given or 1, size=n)
         rows = {name: values[some] for name, values in source.covariates.items()}
-        drawn = _drawn(source, int(seed), source.z[place], rows, n)
-        yield {column.name: _in_words(column, {**drawn, **rows}[column.name]) for column in source.schema.columns}
+        rows |= _outcome(source, int(seed), source.z[place], rows, n)
+        yield {column.name: _in_words(column, rows[column.name]) for column in source.schema.columns}
 
 
-def _drawn(source: Source, seed: int, z: np.ndarray, rows: dict[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
+def _outcome(source: Source, seed: int, z: np.ndarray, rows: dict[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
     """The encoded outcome columns of n rows, in chunks of one shape, so that they are compiled once."""
     size, parts = min(n, CHUNK), []
     with jax.enable_x64(True):

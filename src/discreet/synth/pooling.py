@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+MOST = 1e100
 TERMS, SPREADS = ("term", "name"), ("variance", "std_error", "std.error")
 
 
@@ -175,10 +176,9 @@ def _check(estimate: np.ndarray, variance: np.ndarray) -> None:
     if len(estimate) < 2:
         raise ValueError(f"{len(estimate)} tables cannot be pooled: what they differ by is needed; give 2, better 50")
     for name, values in (("estimates", estimate), ("variances", variance)):
-        if not np.isfinite(values).all():
-            raise ValueError(
-                f"{name} have {np.sum(~np.isfinite(values))} values that are not finite: mend those analyses"
-            )
+        wild = np.sum(~(np.abs(values) < MOST))
+        if wild:
+            raise ValueError(f"{name} have {wild} values that are not finite, or beyond {MOST:g}: mend those analyses")
     if (variance < 0).any():
         raise ValueError(f"variances have {np.sum(variance < 0)} negative values: give squared standard errors")
 

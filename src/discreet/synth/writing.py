@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from discreet.atomic import new_folder
 from discreet.model import covariates_of
-from discreet.posterior.predictive import ONLY_NOISE_AWARE, Source, checked, is_naive, synthesize
+from discreet.posterior.predictive import ONLY_NOISE_AWARE, Source, checked, drawn, is_naive
 from discreet.posterior.types import Posterior
 
 LABEL, VERSION, FEW_TABLES = "synthetic.json", 1, 50
@@ -40,10 +40,9 @@ def save(
     if os.path.lexists(folder):
         raise ValueError(f"out={folder} exists: choose another, so that nothing is overwritten")
     source = checked(posterior, n, m, covariates, naive)
-    tables = synthesize(posterior, n, m, covariates=covariates, seed=seed, naive=naive)
     names = [f"table-{number:0{max(3, len(str(m)))}d}.{kind}" for number in range(1, m + 1)]
     with new_folder(folder) as scratch:
-        for place, table in zip(progress(range(m)), tables, strict=True):
+        for place, table in zip(progress(range(m)), drawn(source, n, m, seed), strict=True):
             WRITERS[kind](_arrow(table), scratch / names[place])
         label = json.dumps(_label(posterior, source, n, names, seed), indent=1, ensure_ascii=False)
         (scratch / LABEL).write_text(label + "\n", encoding="utf-8")
