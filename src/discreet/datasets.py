@@ -335,9 +335,7 @@ _PUBLISHED = {
         _parse_census1990,
         {
             "whole": {"USCensus1990.data.txt": None},
-            "head": {
-                "census1990_head1000.parquet": "cf41c53b89f1d3c6333e59fa0552459c3df8e5440a19e3173cfe1d865a076249"
-            },
+            "head": {"census1990_head1000.parquet": "cf41c53b89f1d3c6333e59fa0552459c3df8e5440a19e3173cfe1d865a076249"},
         },
     ),
 }

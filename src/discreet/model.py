@@ -56,6 +56,7 @@ class Model:
     mean(z, row)               expected outcome of one row, before any clamping to bounds; None: not defined
     columns                    the columns a row must have; `outcome` names those that `simulate` makes
     labels                     names of the entries of vector parameters, by parameter
+    coordinates                names of the entries of z, where these are not coefficients first and then others
     description                plain public values that say which model this is
     """
 
@@ -69,6 +70,7 @@ class Model:
     simulate: Callable[[Array, Array, Row], dict[str, Array]] | None = None
     mean: Callable[[Array, Row], Array] | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    coordinates: tuple[str, ...] = ()
     description: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -1,7 +1,9 @@
 """Components of a mixture of rows: what each says of the columns, which are independent within it.
 
-z holds the logits of the weights, the logits of all tables side by side, and two numbers for each Gaussian column. The
-last logit of the weights, and of each table, is zero and left out.
+z holds the logits of all tables side by side, the logits of the weights, and two numbers for each Gaussian column. The
+last logit of each table, and of the weights, is zero and left out. Logits come first because they are natural
+parameters: where nothing is missing a component's tables are a linear predictor, indicators of what is seen times its
+logits, less its log partition.
 """
 
 import math
@@ -63,22 +65,32 @@ class Layout(NamedTuple):
     top: np.ndarray
 
     @property
+    def binned(self) -> bool:
+        """Whether some places are wider than one, or narrower."""
+        return bool((self.high - self.low != 1).any())
+
+    @property
+    def absent(self) -> bool:
+        """Whether some value means "not observed"."""
+        return any(not math.isnan(table.missing) for table in self.tables)
+
+    @property
     def free(self) -> int:
         """How many logits a component has."""
         return len(self.of) - len(self.tables)
 
     @property
     def ends(self) -> list[int]:
-        """Where parts of z end: weights, logits, then location ÷ scale and softplus⁻¹(1/scale) of numbers."""
-        widths = (self.free, len(self.smooth), len(self.smooth))
-        return np.cumsum([self.components - 1, *(self.components * width for width in widths)]).tolist()
+        """Where parts of z end: logits, weights, then location ÷ scale and softplus⁻¹(1/scale) of numbers."""
+        count, numbers = self.components, self.components * len(self.smooth)
+        return np.cumsum([count * self.free, count - 1, numbers, numbers]).tolist()
 
 
 class Parts(NamedTuple):
-    """z, cut: (K − 1), and (K, …) for the others."""
+    """z, cut: (K − 1) for the weights, and (K, …) for the others."""
 
-    weights: Array
     logits: Array
+    weights: Array
     ratio: Array
     inverse: Array
 
@@ -120,9 +132,13 @@ def _in_line(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def split(layout: Layout, z: Array) -> Parts:
-    """The parts of z."""
-    weights, *others = jnp.split(z, layout.ends[:-1])
-    return Parts(weights, *(part.reshape(layout.components, -1) for part in others))
+    """The parts of z; what stands behind them is another's."""
+    logits, weights, ratio, inverse, _ = jnp.split(z, layout.ends)
+    return Parts(_by_component(layout, logits), weights, _by_component(layout, ratio), _by_component(layout, inverse))
+
+
+def _by_component(layout: Layout, part: Array) -> Array:
+    return part.reshape(layout.components, -1)
 
 
 def log_weights(parts: Parts) -> Array:
@@ -135,15 +151,39 @@ def of_tables(layout: Layout, parts: Parts, row: Row) -> Array:
 
     A value that is missing adds nothing; one that is not declared makes it nan.
     """
-    values = jnp.stack([jnp.asarray(row[table.column.name], parts.logits.dtype) for table in layout.tables])
-    of, low, high, top = layout.of, *(np.asarray(one, values.dtype) for one in (layout.low, layout.high, layout.top))
-    here = values[of]
-    hit = ((here >= low) & ((here < high) | (here == top))).astype(values.dtype)
-    seen = jax.ops.segment_sum(hit, of, len(layout.tables))
+    values, hit, seen = _looked_up(layout, row, parts.logits.dtype)
     absent = values == np.array([table.missing for table in layout.tables], values.dtype)
     found = parts.logits @ hit[: layout.free] - _normalisers(layout, parts) @ seen
-    density = found - jnp.dot(hit, np.log(layout.high - layout.low).astype(values.dtype))
-    return jnp.where(((seen > 0) | absent).all(), density, jnp.nan)
+    return jnp.where(((seen > 0) | absent).all(), found + _density(layout, hit), jnp.nan)
+
+
+def indicators(layout: Layout, row: Row) -> Array:
+    """Which places but the last of each table the row's values are in; nan if one of them is in none."""
+    _, hit, seen = _looked_up(layout, row, jnp.result_type(float))
+    return jnp.where((seen > 0).all(), hit[: layout.free], jnp.nan)
+
+
+def log_partition(layout: Layout, z: Array) -> Array:
+    """What all tables of each component take off its indicators times logits, (K,)."""
+    return _normalisers(layout, split(layout, z)).sum(1)
+
+
+def density_of(layout: Layout, row: Row, dtype: Any) -> Array:
+    """What the widths of the places where values are add to log p."""
+    return _density(layout, _looked_up(layout, row, dtype)[1])
+
+
+def _density(layout: Layout, hit: Array) -> Array:
+    return -jnp.dot(hit, np.log(layout.high - layout.low).astype(hit.dtype))
+
+
+def _looked_up(layout: Layout, row: Row, dtype: Any) -> tuple[Array, Array, Array]:
+    """The row's values, by table; which places they are in; and in how many of each table."""
+    values = jnp.stack([jnp.asarray(row[table.column.name], dtype) for table in layout.tables])
+    low, high, top = (np.asarray(one, dtype) for one in (layout.low, layout.high, layout.top))
+    here = values[layout.of]
+    hit = ((here >= low) & ((here < high) | (here == top))).astype(dtype)
+    return values, hit, jax.ops.segment_sum(hit, layout.of, len(layout.tables))
 
 
 def of_numbers(layout: Layout, parts: Parts, row: Row) -> Array:
@@ -173,7 +213,27 @@ def prior_draw(layout: Layout, priors: Priors, key: Array) -> Array:
     mean, sd = priors.inverse_scale
     ratio = priors.location_sd * jax.random.normal(of_ratios, numbers)
     inverse = mean + sd * jax.random.normal(of_scales, numbers)
-    return jnp.concatenate([weights[:-1] - weights[-1], logits.ravel(), ratio.ravel(), inverse.ravel()])
+    return jnp.concatenate([logits.ravel(), weights[:-1] - weights[-1], ratio.ravel(), inverse.ravel()])
+
+
+def coordinates(layout: Layout) -> tuple[str, ...]:
+    """A name for each entry of z: its component behind a bar."""
+    tables = [
+        f"{table.column.name}[{_label(table, place)}" for table in layout.tables for place in range(len(table.low) - 1)
+    ]
+    numbers = [f"{column.name}.{part}[" for part in ("location ÷ scale", "1/scale") for column in layout.smooth]
+    names = [f"{name}|{k}]" for k in range(layout.components) for name in tables]
+    names += [f"weights[{k}]" for k in range(layout.components - 1)]
+    cut = len(layout.smooth)
+    return (
+        *names,
+        *(f"{name}{k}]" for part in (numbers[:cut], numbers[cut:]) for k in range(layout.components) for name in part),
+    )
+
+
+def _label(table: Table, place: int) -> str:
+    column = table.column
+    return str(column.levels[int(table.low[place])]) if isinstance(column, Categorical) else f"{table.low[place]:g}"
 
 
 def named(layout: Layout, parts: Parts) -> dict[str, Array]:
@@ -192,7 +252,7 @@ def simulated(layout: Layout, parts: Parts, key: Array) -> dict[str, Array]:
     """One row: a component, and then its columns."""
     of_component, of_tables, within, of_numbers = jax.random.split(key, 4)
     component = jax.random.categorical(of_component, log_weights(parts))
-    logits, ratio, inverse = (part[component] for part in parts[1:])
+    logits, ratio, inverse = (part[component] for part in (parts.logits, parts.ratio, parts.inverse))
     # one call for all tables, and one for all shares: each call of a generator takes long to compile
     scores = jnp.pad(logits, (0, len(layout.tables))) + jax.random.gumbel(of_tables, layout.of.shape, logits.dtype)
     shares, made = jax.random.uniform(within, (len(layout.tables),), logits.dtype), {}

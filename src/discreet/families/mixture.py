@@ -7,6 +7,7 @@ without changing any density: what a posterior says of one of them is of one lab
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jax import Array
 from discreet.families import components as within
 from discreet.families.components import Priors
 from discreet.families.glm import glm
-from discreet.model import Model, Row
+from discreet.model import Linear, Model, Row
 from discreet.schema import Categorical, Schema
 
 MOST_PARAMETERS = 10_000
@@ -80,12 +81,22 @@ def mixture(
 def _of_columns(laid: within.Layout, priors: Priors, names: tuple[str, ...]) -> Model:
     """The mixture alone."""
 
+    def joint(of_tables: Array | float, parts: within.Parts, row: Row) -> Array:
+        of_numbers = within.of_numbers(laid, parts, row) if laid.smooth else 0.0
+        return jax.nn.logsumexp(within.log_weights(parts) + of_tables + of_numbers)
+
     def log_likelihood(z: Array, row: Row) -> Array:
         parts = within.split(laid, z)
-        joint = within.log_weights(parts)
-        joint += within.of_tables(laid, parts, row) if laid.tables else 0.0
-        joint += within.of_numbers(laid, parts, row) if laid.smooth else 0.0
-        return jax.nn.logsumexp(joint)
+        return joint(within.of_tables(laid, parts, row) if laid.tables else 0.0, parts, row)
+
+    def of_predictor(u: Array, rest: Array, row: Row) -> Array:
+        behind = within.split(laid, jnp.concatenate([jnp.zeros(laid.ends[0], rest.dtype), rest]))
+        density = within.density_of(laid, row, rest.dtype) if laid.binned else 0.0
+        return joint(jnp.atleast_1d(u), behind, row) + density
+
+    linear = Linear(
+        partial(within.indicators, laid), of_predictor, laid.components, partial(within.log_partition, laid)
+    )
 
     def simulate(key: Array, z: Array, row: Row) -> dict[str, Array]:
         del row
@@ -95,50 +106,63 @@ def _of_columns(laid: within.Layout, priors: Priors, names: tuple[str, ...]) -> 
     return Model(
         dim=laid.ends[-1],
         log_prior=lambda z: within.log_prior(laid, priors, within.split(laid, z)),
-        log_likelihood=log_likelihood,
+        log_likelihood=linear if laid.tables and not laid.absent else log_likelihood,
         constrain=lambda z: within.named(laid, within.split(laid, z)),
         sample_prior=lambda key: within.prior_draw(laid, priors, key),
         columns=names,
         outcome=names,
         simulate=simulate,
+        coordinates=within.coordinates(laid),
     )
 
 
 def _joined(regression: Model, own: Model, names: tuple[str, ...]) -> Model:
-    """Rows of `own`, with the outcome that the regression makes of them; z begins with the regression's."""
-    cut = regression.dim
+    """Rows of `own`, with the outcome that the regression makes of them; z ends with the regression's."""
+    cut, likelihood = own.dim, own.log_likelihood
     make, make_outcome, mean = own.simulate, regression.simulate, regression.mean
     assert make is not None
     assert make_outcome is not None
     assert mean is not None
 
     def log_likelihood(z: Array, row: Row) -> Array:
-        first, rest = jnp.split(z, [cut])
-        return regression.log_likelihood(first, row) + own.log_likelihood(rest, row)
+        return own.log_likelihood(z[:cut], row) + regression.log_likelihood(z[cut:], row)
 
     def sample_prior(key: Array) -> Array:
         first, second = jax.random.split(key)
-        return jnp.concatenate([regression.sample_prior(first), own.sample_prior(second)])
+        return jnp.concatenate([own.sample_prior(second), regression.sample_prior(first)])
 
     def simulate(key: Array, z: Array, row: Row) -> dict[str, Array]:
         first, second = jax.random.split(key)
-        made = make(first, z[cut:], row)
-        made |= make_outcome(second, z[:cut], made)
+        made = make(first, z[:cut], row)
+        made |= make_outcome(second, z[cut:], made)
         return {name: made[name] for name in names}
 
+    def of_predictor(u: Array, rest: Array, row: Row) -> Array:
+        assert isinstance(likelihood, Linear)
+        behind = len(rest) - regression.dim
+        return likelihood.of_predictor(u, rest[:behind], row) + regression.log_likelihood(rest[behind:], row)
+
     return Model(
-        dim=cut + own.dim,
-        log_prior=lambda z: regression.log_prior(z[:cut]) + own.log_prior(z[cut:]),
-        log_likelihood=log_likelihood,
-        constrain=lambda z: {**regression.constrain(z[:cut]), **own.constrain(z[cut:])},
+        dim=cut + regression.dim,
+        log_prior=lambda z: own.log_prior(z[:cut]) + regression.log_prior(z[cut:]),
+        log_likelihood=replace(likelihood, of_predictor=of_predictor)
+        if isinstance(likelihood, Linear)
+        else log_likelihood,
+        constrain=lambda z: {**regression.constrain(z[cut:]), **own.constrain(z[:cut])},
         sample_prior=sample_prior,
         columns=names,
         outcome=names,
         simulate=simulate,
-        mean=lambda z, row: mean(z[:cut], row),
+        mean=lambda z, row: mean(z[cut:], row),
         labels=regression.labels,
+        coordinates=(*own.coordinates, *_names_of(regression)),
         description={"regression": dict(regression.description)},
     )
+
+
+def _names_of(regression: Model) -> tuple[str, ...]:
+    names = regression.labels["coefficients"]
+    return (*names, *("softplus⁻¹(1/sigma)" for _ in range(regression.dim - len(names))))
 
 
 def _description(schema: Schema, priors: Priors, model: Model) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def default_solver(release: Release, model: Model) -> Solver:
 
 def parameter_names(model: Model) -> list[str]:
     """A name for each coordinate of z."""
-    names = model.labels.get("coefficients", ())
+    names = model.coordinates or model.labels.get("coefficients", ())
     return [str(names[place]) if place < len(names) else f"z[{place}]" for place in range(model.dim)]
 
 
