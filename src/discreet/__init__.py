@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from discreet.accounting import Guarantee, calibrate, guarantee
     from discreet.families.glm import glm
+    from discreet.families.mixture import mixture
     from discreet.fitting import Checkpoint, Rows, encode, fit, simulated
     from discreet.ledger import Account, Budget, open_account
     from discreet.model import Model, from_numpyro
@@ -47,6 +48,7 @@ _HOMES = {
     "from_numpyro": "model",
     "glm": "families.glm",
     "guarantee": "accounting",
+    "mixture": "families.mixture",
     "naive_posterior": "posterior.reading",
     "open_account": "ledger",
     "read": "posterior.reading",
@@ -75,6 +77,7 @@ __all__ = [
     "from_numpyro",
     "glm",
     "guarantee",
+    "mixture",
     "naive_posterior",
     "open_account",
     "read",

@@ -10,12 +10,18 @@ import numpyro.distributions as dist
 import pytest
 from scipy import integrate, special, stats
 
+from discreet.accounting import calibrate
 from discreet.families import glm as regressions
 from discreet.families.components import Priors
 from discreet.families.exponential import dirichlet_categorical
 from discreet.families.glm import glm
 from discreet.families.mixture import mixture
 from discreet.fitting import encode, fit, simulated
+from discreet.methods import elbo
+from discreet.model import Linear, prior_moments
+from discreet.plan import Plan
+from discreet.planner import Choice
+from discreet.posterior import full
 from discreet.schema import Categorical, Numeric, Schema, SchemaError
 
 SEX, STATE = Categorical("sex", ("f", "m")), Categorical("state", ("a", "b", "c"))
@@ -124,9 +130,10 @@ def test_permuting_components_changes_nothing():
     model = mixture(MIXED, 3, numeric="gaussian")
     rows = MIXED.sample(np.random.default_rng(5), 10)
     z = some_z(model)
-    weights, *tables = np.split(z, [2, 2 + 3 * (1 + 2), 2 + 3 * 3 + 3 * 2])
+    logits, weights, *numbers = np.split(z, np.cumsum([3 * (1 + 2), 2, 3 * 2]))
     weights = np.append(weights, 0.0)[[2, 0, 1]]
-    swapped = np.concatenate([weights[:-1] - weights[-1], *(part.reshape(3, -1)[[2, 0, 1]].ravel() for part in tables)])
+    logits, *numbers = (part.reshape(3, -1)[[2, 0, 1]].ravel() for part in (logits, *numbers))
+    swapped = np.concatenate([logits, weights[:-1] - weights[-1], *numbers])
     np.testing.assert_allclose(rows_of(model, swapped, rows), rows_of(model, z, rows), rtol=1e-12)
     with jax.enable_x64(True):
         assert float(model.log_prior(jnp.asarray(swapped))) == pytest.approx(float(model.log_prior(jnp.asarray(z))))
@@ -281,7 +288,7 @@ def test_the_outcome_is_glms(family):
     model = mixture(schema, 3, outcome.name, family, coding="every level", priors=Priors(outcome=prior))
     alone = glm(family, outcome.name, DISCRETE.names, schema, prior, coding="every level")
     z, rows = some_z(model), schema.sample(np.random.default_rng(3), 12)
-    first, rest = np.split(z, [alone.dim])
+    rest, first = np.split(z, [-alone.dim])
     ours = rows_of(model, z, rows)
     np.testing.assert_allclose(ours, rows_of(alone, first, rows) + rows_of(PLAIN, rest, rows), rtol=1e-12)
     named = parameters(model, z)
@@ -299,7 +306,7 @@ def test_the_outcome_is_glms(family):
 def test_simulated_outcomes_follow_the_simulated_covariates():
     """Mean counts by level of sex, at 5 standard errors: false alarms below 1e-6."""
     model = mixture(Schema((SEX, VISITS)), 2, "visits", "poisson")
-    z = np.array([1.0, 0.7, 0.3, -0.5, 0.5])
+    z = np.array([-0.5, 0.5, 0.3, 1.0, 0.7])
     made = simulated_rows(model, z, 4000)
     for sex, mean in ((0, np.e), (1, np.exp(1.7))):
         seen = made["visits"][made["sex"] == sex]
@@ -357,8 +364,34 @@ def test_the_papers_model_can_be_said():
     model = mixture(Schema((SEX, STATE, outcome)), 16, "infected", "poisson", priors=prior)
     assert model.dim == 4 + 15 + 16 * 3
     curvature = -np.asarray(jax.jit(jax.hessian(model.log_prior))(jnp.zeros(model.dim)))
-    np.testing.assert_allclose(curvature[:4, :4], np.eye(4))
-    np.testing.assert_allclose(curvature[4:19, 4:19], np.eye(15) - 1 / 16, atol=1e-6)
+    np.testing.assert_allclose(curvature[-4:, -4:], np.eye(4))
+    np.testing.assert_allclose(curvature[-19:-4, -19:-4], np.eye(15) - 1 / 16, atol=1e-6)
+
+
+def test_every_entry_of_z_has_a_name_of_what_it_is_of():
+    """A nudge of an entry moves the parameter it is named after, and no other's."""
+    outcome = Numeric("tall", 0, 9, integer=True)
+    model = mixture(Schema((*MIXED.columns, outcome)), 2, "tall", "gaussian", numeric="gaussian", coding="every level")
+    z = some_z(model)
+    assert len(set(model.coordinates)) == len(model.coordinates) == model.dim
+    before = parameters(model, z)
+    for place, name in enumerate(model.coordinates):
+        nudged = z + 0.1 * (np.arange(model.dim) == place)
+        moved = {key for key, values in parameters(model, nudged).items() if np.abs(values - before[key]).max() > 1e-6}
+        kind = name.split("[")[0]
+        expected = {key for key in before if key == kind or key.startswith(f"{kind}.")}
+        if name in model.labels["coefficients"]:
+            expected = {"coefficients"}
+        elif name == "softplus⁻¹(1/sigma)":
+            expected = {"coefficients", "sigma"}
+        assert moved
+        assert moved <= expected, name
+
+
+@pytest.mark.parametrize("missing", [{}, {"state": "?"}])
+def test_rows_are_summed_by_products_where_nothing_is_missing(missing):
+    model = mixture(HOLES, 3, missing=missing)
+    assert isinstance(model.log_likelihood, Linear) != bool(missing)
 
 
 def test_the_description_is_plain_and_tells_models_apart():
@@ -427,7 +460,10 @@ def test_a_name_is_taken_only_where_a_parameter_has_it():
 
 
 def test_a_private_fit_makes_tables_like_its_own():
-    """At ε = 100 shares of every level are within .06: three sds of the posterior, and of 8000 rows, are below .03."""
+    """Shares of every level within .03, and a correlation that only components can carry within .05; seeds are fixed.
+
+    With 20 other seeds of the noise they were at most .011 and .023 off, so that false alarms are rare.
+    """
     rng, schema = np.random.default_rng(0), Schema((SEX, STATE, KIDS))
     healthy = rng.random(2000) < 0.4
     table = {
@@ -436,8 +472,13 @@ def test_a_private_fit_makes_tables_like_its_own():
         "kids": 1 + rng.binomial(2, np.where(healthy, 0.8, 0.2)),
     }
     model, rows = mixture(schema, 2), encode(table, schema)
-    given = {"steps": 300, "draws": 2}
-    posterior = fit(model, rows, epsilon=100.0, delta=1e-5, method="dpvi", values=given, noise=simulated(1), draws=400)
+    start = elbo.start_at(model, 0.05, each(model.sample_prior, jax.random.split(jax.random.key(0), 1))[0])
+    settings = elbo.Settings(start, 0.05, "aligned", optimiser="adam", draws=2, decay=0.02)
+    mean, sd = prior_moments(model)
+    plan = calibrate(Plan(2000, 1000, 0.1, 2.0, 1.0), 100.0, 1e-5)
+    choice = Choice(plan, settings, full.Prior(mean, sd, 2000 * 0.1 + sd**-2), ())
+    budget, reading = {"epsilon": 100.0, "delta": 1e-5}, "last iterate"  # as if without noise, of which there is little
+    posterior = fit(model, rows, **budget, choice=choice, noise=simulated(1), reading=reading, draws=400)
     assert posterior.draws["state"].shape == (1, 400, 2, 3)
     assert "state[1,2]" in posterior.summary().index
     keys = jax.random.split(jax.random.key(3), (400, 20))
@@ -446,9 +487,9 @@ def test_a_private_fit_makes_tables_like_its_own():
     for name, values in schema.encode(table).items():
         levels = np.unique(values)
         shares = [[np.mean(column == level) for level in levels] for column in (values, made[name])]
-        np.testing.assert_allclose(*shares, atol=0.06)
+        np.testing.assert_allclose(*shares, atol=0.03)
     both = [
         np.corrcoef(np.ravel(columns["sex"]), np.ravel(columns["kids"]))[0, 1]
         for columns in (schema.encode(table), made)
     ]
-    np.testing.assert_allclose(*both, atol=0.1)
+    np.testing.assert_allclose(*both, atol=0.05)

@@ -9,6 +9,7 @@ import pytest
 
 from discreet.families.exponential import beta_bernoulli, dirichlet_categorical, gamma_exponential
 from discreet.families.glm import glm
+from discreet.families.mixture import mixture
 from discreet.mechanism.rows import store
 from discreet.methods import elbo, score
 from discreet.methods.gaussian import NAMES, POSITIVE, Family
@@ -25,9 +26,9 @@ SCHEMAS = {
     "logistic": Schema((*COVARIATES, Categorical("y", ("no", "yes")))),
     "poisson": Schema((*COVARIATES, Numeric("y", 0, 50, integer=True))),
     "network": Schema((*COVARIATES, Numeric("y", -5, 5))),
-    "components": Schema((*COVARIATES, Numeric("y", -5, 5))),
+    "mixture": Schema((*COVARIATES, Numeric("y", 0, 9, integer=True))),
 }
-HIDDEN, INPUTS, COMPONENTS = 3, 2, 2
+HIDDEN, INPUTS = 3, 2
 
 
 def _network():
@@ -46,39 +47,13 @@ def _network():
     )
 
 
-def _components():
-    """A mixture whose components have natural parameters of sex and age: linear predictors less their log partition."""
-
-    def log_partition(z):
-        weights = z[: 3 * COMPONENTS].reshape(COMPONENTS, 3)
-        levels = jax.nn.logsumexp(jnp.pad(weights[:, :2], ((0, 0), (1, 0))), axis=1)
-        return levels + weights[:, 2] ** 2 / 2
-
-    def features(row):
-        return jnp.stack([row["sex"] == 1, row["sex"] == 2, (row["age"] - 40) / 10]).astype(float)
-
-    def of_predictor(u, rest, row):
-        shares = jax.nn.log_softmax(jnp.append(rest[: COMPONENTS - 1], 0.0))
-        return jax.nn.logsumexp(u + shares) - 0.5 * (row["y"] - rest[-1]) ** 2
-
-    dim = 3 * COMPONENTS + COMPONENTS
-    return Model(
-        dim=dim,
-        log_prior=lambda z: -0.5 * jnp.sum(z**2),
-        log_likelihood=Linear(features, of_predictor, COMPONENTS, log_partition),
-        constrain=lambda z: {"weights": z},
-        sample_prior=lambda key: jax.random.normal(key, (dim,)),
-        columns=("age", "sex", "y"),
-    )
-
-
 MODELS = {
     "gamma-exponential": gamma_exponential(8.0, 2.0),
     "beta-bernoulli": beta_bernoulli(10.0, 10.0),
     "dirichlet-categorical": dirichlet_categorical((5.0, 5.0, 5.0)),
     **{name: glm(name, "y", ["age", "sex"], SCHEMAS[name]) for name in ("gaussian", "logistic", "poisson")},
     "network": _network(),
-    "components": _components(),
+    "mixture": mixture(SCHEMAS["mixture"], 2, "y", "poisson", bins=3),
 }
 
 
@@ -143,7 +118,7 @@ def first_question(query, key=None):
 
 EVERY = [(name, VANILLA) for name in MODELS] + [("logistic", recipe) for recipe in RECIPES]
 EVERY += [(name, Recipe(variant)) for name in ("gaussian", "beta-bernoulli") for variant in elbo.VARIANTS]
-EVERY += [("network", Recipe("aligned")), ("network", Recipe(draws=1)), ("components", Recipe("aligned"))]
+EVERY += [("network", Recipe("aligned")), ("network", Recipe(draws=1)), ("mixture", Recipe("aligned"))]
 EVERY += [(name, Recipe(SCORE, draws=1)) for name in ("gaussian", "poisson", "beta-bernoulli", "logistic")]
 EVERY += [  # of several draws, aligned answers would have the noise of a sum: not Laplace
     ("logistic", Recipe("preconditioned", noise_kind="laplace")),

@@ -29,8 +29,8 @@ CASES += [
     ("network", recipe) for recipe in RECIPES if recipe.family.name == "mean-field" or "aligned" in recipe.variant
 ]
 CASES += [("network", Recipe(draws=draws)) for draws in (3, 14)]
-CASES += [("components", recipe) for recipe in RECIPES if "aligned" in recipe.variant]
-CASES += [("components", Recipe("aligned", draws=draws)) for draws in (3, 14)]
+CASES += [("mixture", recipe) for recipe in RECIPES if "aligned" in recipe.variant]
+CASES += [("mixture", Recipe("aligned", draws=draws)) for draws in (3, 14)]
 every_linear = pytest.mark.parametrize(("name", "recipe"), CASES, ids=[title(*case) for case in CASES])
 
 
@@ -228,22 +228,8 @@ def test_several_predictors_of_a_full_rank_family_are_summed_row_by_row():
 
 @pytest.mark.parametrize("variant", ["vanilla", "natural"])
 def test_answers_about_scales_are_summed_row_by_row_where_predictors_have_a_log_partition(variant):
-    assert make("components", Recipe(variant))[1].products is None
-    assert make("components", Recipe("aligned"))[1].products is not None
-
-
-def test_a_likelihood_takes_its_log_partition_off_its_predictors():
-    """Components of normals and levels, as densities: N(age; w, 1) / N(age; 0, 1) times chances of levels."""
-    model = MODELS["components"]
-    with jax.enable_x64(True):
-        z = jax.random.normal(jax.random.key(3), (model.dim,), float)
-        row = {"age": 47.0, "sex": 2, "y": 0.3}
-        weights, share = np.asarray(z[:6]).reshape(2, 3), 1 / (1 + np.exp(-float(z[6])))
-        chance = np.exp(np.pad(weights[:, :2], ((0, 0), (1, 0))))
-        chance /= chance.sum(1, keepdims=True)
-        of_age = np.exp(-0.5 * (0.7 - weights[:, 2]) ** 2 + 0.5 * 0.7**2)
-        expected = np.log([share, 1 - share] @ (chance[:, 2] * of_age)) - 0.5 * (0.3 - float(z[7])) ** 2
-        assert float(model.log_likelihood(z, row)) == pytest.approx(expected)
+    assert make("mixture", Recipe(variant))[1].products is None
+    assert make("mixture", Recipe("aligned"))[1].products is not None
 
 
 def test_products_are_of_one_row_function():

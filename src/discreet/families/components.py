@@ -1,9 +1,9 @@
 """Components of a mixture of rows: what each says of the columns, which are independent within it.
 
-z holds the logits of all tables side by side, the logits of the weights, and two numbers for each Gaussian column. The
-last logit of each table, and of the weights, is zero and left out. Logits come first because they are natural
-parameters: where nothing is missing a component's tables are a linear predictor, indicators of what is seen times its
-logits, less its log partition.
+z holds the logits of all binned columns side by side, the logits of the weights, and two numbers for each Gaussian
+column. The last logit of each binned column, and of the weights, is zero and left out. Logits come first because they
+are natural parameters: where nothing is missing, what a component says of its binned columns is a linear predictor,
+indicators of what is seen times its logits, less its log partition.
 """
 
 import math
@@ -37,10 +37,11 @@ class Priors(NamedTuple):
     outcome: glm.Priors | None = None
 
 
-class Table(NamedTuple):
-    """A column with a probability for each place: for the values from `low` to below `high`, or to `top` itself.
+class Binned(NamedTuple):
+    """A column with a probability for each bin: the values from `low` to below `high`, and in the last to `top` itself.
 
-    `missing` is the encoded value that means "not observed"; nan where there is none.
+    A level, or one of few whole numbers, is a bin of its own. `missing` is the encoded value that means "not observed";
+    nan where there is none.
     """
 
     column: Numeric | Categorical
@@ -51,13 +52,13 @@ class Table(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Which columns have tables, and which are Gaussian; and the places of all tables in one line.
+    """Which columns are binned, and which Gaussian; and all bins in one line, `of` which of the binned columns.
 
-    There the last place of each table, whose logit is zero, stands behind all others: `of` says whose a place is.
+    There the last bin of each column, whose logit is zero, stands behind all that have logits.
     """
 
     components: int
-    tables: tuple[Table, ...]
+    binned: tuple[Binned, ...]
     smooth: tuple[Numeric, ...]
     of: np.ndarray
     low: np.ndarray
@@ -65,19 +66,19 @@ class Layout(NamedTuple):
     top: np.ndarray
 
     @property
-    def binned(self) -> bool:
-        """Whether some places are wider than one, or narrower."""
+    def uneven(self) -> bool:
+        """Whether the width of a bin is not one."""
         return bool((self.high - self.low != 1).any())
 
     @property
     def absent(self) -> bool:
         """Whether some value means "not observed"."""
-        return any(not math.isnan(table.missing) for table in self.tables)
+        return any(not math.isnan(cut.missing) for cut in self.binned)
 
     @property
     def free(self) -> int:
         """How many logits a component has."""
-        return len(self.of) - len(self.tables)
+        return len(self.of) - len(self.binned)
 
     @property
     def ends(self) -> list[int]:
@@ -100,11 +101,11 @@ def layout(
 ) -> Layout:
     """How a mixture of these columns is laid out."""
     smooth = [c for c in columns if numeric == "gaussian" and isinstance(c, Numeric) and not is_listed(c)]
-    tables = tuple(_table(c, bins, missing.get(c.name)) for c in columns if c not in smooth)
-    whose = [np.full(len(table.low), place) for place, table in enumerate(tables)]
-    tops = [np.where(table.high == table.top, table.top, np.nan) for table in tables]
-    lows, highs = [table.low for table in tables], [table.high for table in tables]
-    return Layout(components, tables, tuple(smooth), *map(_in_line, (whose, lows, highs, tops)))
+    binned = tuple(_cut(c, bins, missing.get(c.name)) for c in columns if c not in smooth)
+    whose = [np.full(len(cut.low), number) for number, cut in enumerate(binned)]
+    tops = [np.where(cut.high == cut.top, cut.top, np.nan) for cut in binned]
+    lows, highs = [cut.low for cut in binned], [cut.high for cut in binned]
+    return Layout(components, binned, tuple(smooth), *map(_in_line, (whose, lows, highs, tops)))
 
 
 def is_listed(column: Numeric | Categorical) -> bool:
@@ -112,19 +113,19 @@ def is_listed(column: Numeric | Categorical) -> bool:
     return column.size is not None and (isinstance(column, Categorical) or column.size <= MOST_VALUES)
 
 
-def _table(column: Numeric | Categorical, bins: int, missing: Any) -> Table:
+def _cut(column: Numeric | Categorical, bins: int, missing: Any) -> Binned:
     if is_listed(column):
         values = range(column.size) if isinstance(column, Categorical) else range(int(column.low), int(column.high) + 1)
         absent = column.levels.index(missing) if isinstance(column, Categorical) and missing is not None else missing
         low = np.array([value for value in values if value != absent], float)
-        return Table(column, low, low + 1, missing=math.nan if absent is None else float(absent))
+        return Binned(column, low, low + 1, missing=math.nan if absent is None else float(absent))
     assert isinstance(column, Numeric)
     if column.size is None:
         edges = np.linspace(column.low, column.high, bins + 1)
-        return Table(column, edges[:-1], edges[1:], edges[-1])
+        return Binned(column, edges[:-1], edges[1:], edges[-1])
     bins = min(bins, column.size)
     edges = column.low + np.ceil(np.arange(bins + 1) * (column.size / bins))  # whole numbers, as evenly as they go
-    return Table(column, edges[:-1], edges[1:])
+    return Binned(column, edges[:-1], edges[1:])
 
 
 def _in_line(values: Sequence[np.ndarray]) -> np.ndarray:
@@ -133,12 +134,9 @@ def _in_line(values: Sequence[np.ndarray]) -> np.ndarray:
 
 def split(layout: Layout, z: Array) -> Parts:
     """The parts of z; what stands behind them is another's."""
-    logits, weights, ratio, inverse, _ = jnp.split(z, layout.ends)
-    return Parts(_by_component(layout, logits), weights, _by_component(layout, ratio), _by_component(layout, inverse))
-
-
-def _by_component(layout: Layout, part: Array) -> Array:
-    return part.reshape(layout.components, -1)
+    logits, weights, *others = jnp.split(z, layout.ends)[:4]
+    logits, ratio, inverse = (part.reshape(layout.components, -1) for part in (logits, *others))
+    return Parts(logits, weights, ratio, inverse)
 
 
 def log_weights(parts: Parts) -> Array:
@@ -146,30 +144,30 @@ def log_weights(parts: Parts) -> Array:
     return jax.nn.log_softmax(jnp.append(parts.weights, 0.0))
 
 
-def of_tables(layout: Layout, parts: Parts, row: Row) -> Array:
-    """log p of the columns with tables, by component: log-odds of what is seen, less the normaliser of each table.
+def of_binned(layout: Layout, parts: Parts, row: Row) -> Array:
+    """log p of the binned columns, by component: logits of what is seen, less the normaliser of each column.
 
     A value that is missing adds nothing; one that is not declared makes it nan.
     """
     values, hit, seen = _looked_up(layout, row, parts.logits.dtype)
-    absent = values == np.array([table.missing for table in layout.tables], values.dtype)
+    absent = values == np.array([cut.missing for cut in layout.binned], values.dtype)
     found = parts.logits @ hit[: layout.free] - _normalisers(layout, parts) @ seen
     return jnp.where(((seen > 0) | absent).all(), found + _density(layout, hit), jnp.nan)
 
 
 def indicators(layout: Layout, row: Row) -> Array:
-    """Which places but the last of each table the row's values are in; nan if one of them is in none."""
+    """Which bins but the last of each column the row's values are in; nan if one of them is in none."""
     _, hit, seen = _looked_up(layout, row, jnp.result_type(float))
     return jnp.where((seen > 0).all(), hit[: layout.free], jnp.nan)
 
 
 def log_partition(layout: Layout, z: Array) -> Array:
-    """What all tables of each component take off its indicators times logits, (K,)."""
+    """What all binned columns of each component take off its indicators times logits, (K,)."""
     return _normalisers(layout, split(layout, z)).sum(1)
 
 
 def density_of(layout: Layout, row: Row, dtype: Any) -> Array:
-    """What the widths of the places where values are add to log p."""
+    """What the widths of the bins where values are add to log p."""
     return _density(layout, _looked_up(layout, row, dtype)[1])
 
 
@@ -178,12 +176,12 @@ def _density(layout: Layout, hit: Array) -> Array:
 
 
 def _looked_up(layout: Layout, row: Row, dtype: Any) -> tuple[Array, Array, Array]:
-    """The row's values, by table; which places they are in; and in how many of each table."""
-    values = jnp.stack([jnp.asarray(row[table.column.name], dtype) for table in layout.tables])
+    """The row's values, by binned column; which bins they are in; and in how many of each column."""
+    values = jnp.stack([jnp.asarray(row[cut.column.name], dtype) for cut in layout.binned])
     low, high, top = (np.asarray(one, dtype) for one in (layout.low, layout.high, layout.top))
     here = values[layout.of]
     hit = ((here >= low) & ((here < high) | (here == top))).astype(dtype)
-    return values, hit, jax.ops.segment_sum(hit, layout.of, len(layout.tables))
+    return values, hit, jax.ops.segment_sum(hit, layout.of, len(layout.binned))
 
 
 def of_numbers(layout: Layout, parts: Parts, row: Row) -> Array:
@@ -196,11 +194,11 @@ def of_numbers(layout: Layout, parts: Parts, row: Row) -> Array:
 
 def log_prior(layout: Layout, priors: Priors, parts: Parts) -> Array:
     """Log density of z, up to a constant: Dirichlet densities in logits, which have the Jacobian in them."""
-    sizes = np.array([len(table.low) for table in layout.tables])
-    of_levels = parts.logits.sum() - jnp.sum(_normalisers(layout, parts) @ sizes) if layout.tables else 0.0
+    sizes = np.array([len(cut.low) for cut in layout.binned])
+    log_levels = parts.logits.sum() - jnp.sum(_normalisers(layout, parts) @ sizes) if layout.binned else 0.0
     mean, sd = priors.inverse_scale
-    of_numbers = jnp.sum((parts.ratio / priors.location_sd) ** 2 + ((parts.inverse - mean) / sd) ** 2)
-    return priors.weights * log_weights(parts).sum() + priors.levels * of_levels - 0.5 * of_numbers
+    squares = jnp.sum((parts.ratio / priors.location_sd) ** 2 + ((parts.inverse - mean) / sd) ** 2)
+    return priors.weights * log_weights(parts).sum() + priors.levels * log_levels - 0.5 * squares
 
 
 def prior_draw(layout: Layout, priors: Priors, key: Array) -> Array:
@@ -217,75 +215,72 @@ def prior_draw(layout: Layout, priors: Priors, key: Array) -> Array:
 
 
 def coordinates(layout: Layout) -> tuple[str, ...]:
-    """A name for each entry of z: its component behind a bar."""
-    tables = [
-        f"{table.column.name}[{_label(table, place)}" for table in layout.tables for place in range(len(table.low) - 1)
-    ]
-    numbers = [f"{column.name}.{part}[" for part in ("location ÷ scale", "1/scale") for column in layout.smooth]
-    names = [f"{name}|{k}]" for k in range(layout.components) for name in tables]
-    names += [f"weights[{k}]" for k in range(layout.components - 1)]
-    cut = len(layout.smooth)
-    return (
-        *names,
-        *(f"{name}{k}]" for part in (numbers[:cut], numbers[cut:]) for k in range(layout.components) for name in part),
-    )
+    """A name for each entry of z: what it is of, and its component behind a bar."""
+    logits = [f"{cut.column.name}[{_label(cut, place)}" for cut in layout.binned for place in range(len(cut.low) - 1)]
+    numbers = ([f"{column.name}[{part}" for column in layout.smooth] for part in ("location ÷ scale", "1/scale"))
+    every = range(layout.components)
+    of_all = [f"{name} | {k}]" for part in (logits, *numbers) for k in every for name in part]
+    return (*of_all[: layout.ends[0]], *(f"weights[{k}]" for k in every[:-1]), *of_all[layout.ends[0] :])
 
 
-def _label(table: Table, place: int) -> str:
-    column = table.column
-    return str(column.levels[int(table.low[place])]) if isinstance(column, Categorical) else f"{table.low[place]:g}"
+def _label(cut: Binned, place: int) -> str:
+    column = cut.column
+    return str(column.levels[int(cut.low[place])]) if isinstance(column, Categorical) else f"{cut.low[place]:g}"
 
 
 def named(layout: Layout, parts: Parts) -> dict[str, Array]:
-    """Weights (K), the probabilities of each table (K, values), and location and scale (K) of Gaussian columns."""
+    """Weights (K), probabilities of each binned column (K, bins), and location and scale (K) of each Gaussian one."""
     middle, half = _units(layout)
     scale = 1 / jax.nn.softplus(parts.inverse)
-    location, tables = middle[None] + half[None] * parts.ratio * scale, _each_table(layout, parts.logits)
+    location, logits = middle[None] + half[None] * parts.ratio * scale, _by_column(layout, parts.logits)
     found: dict[str, Array] = {"weights": jnp.exp(log_weights(parts))}
-    found |= {table.column.name: jax.nn.softmax(own, -1) for table, own in zip(layout.tables, tables, strict=True)}
-    for place, column in enumerate(layout.smooth):
-        found |= {f"{column.name}.location": location[:, place], f"{column.name}.scale": half[place] * scale[:, place]}
+    found |= {cut.column.name: jax.nn.softmax(own, -1) for cut, own in zip(layout.binned, logits, strict=True)}
+    for number, column in enumerate(layout.smooth):
+        found |= {
+            f"{column.name}.location": location[:, number],
+            f"{column.name}.scale": half[number] * scale[:, number],
+        }
     return found
 
 
 def simulated(layout: Layout, parts: Parts, key: Array) -> dict[str, Array]:
     """One row: a component, and then its columns."""
-    of_component, of_tables, within, of_numbers = jax.random.split(key, 4)
-    component = jax.random.categorical(of_component, log_weights(parts))
+    first, second, third, fourth = jax.random.split(key, 4)
+    component = jax.random.categorical(first, log_weights(parts))
     logits, ratio, inverse = (part[component] for part in (parts.logits, parts.ratio, parts.inverse))
-    # one call for all tables, and one for all shares: each call of a generator takes long to compile
-    scores = jnp.pad(logits, (0, len(layout.tables))) + jax.random.gumbel(of_tables, layout.of.shape, logits.dtype)
-    shares, made = jax.random.uniform(within, (len(layout.tables),), logits.dtype), {}
-    for number, table in enumerate(layout.tables):
-        place = jnp.argmax(scores[np.flatnonzero(layout.of == number)])
-        made[table.column.name] = clamp(_within(table, place, shares[number]), table.column)
+    # one call for all columns: each call of a generator takes long to compile
+    scores = jnp.pad(logits, (0, len(layout.binned))) + jax.random.gumbel(second, layout.of.shape, logits.dtype)
+    shares, made = jax.random.uniform(third, (len(layout.binned),), logits.dtype), {}
+    for number, cut in enumerate(layout.binned):
+        chosen = jnp.argmax(scores[np.flatnonzero(layout.of == number)])
+        made[cut.column.name] = clamp(_within(cut, chosen, shares[number]), cut.column)
     middle, half = _units(layout)
-    noise = jax.random.normal(of_numbers, (len(layout.smooth),), ratio.dtype)
+    noise = jax.random.normal(fourth, (len(layout.smooth),), ratio.dtype)
     values = middle + half * (ratio + noise) / jax.nn.softplus(inverse)
-    return made | {column.name: clamp(values[place], column) for place, column in enumerate(layout.smooth)}
+    return made | {column.name: clamp(values[number], column) for number, column in enumerate(layout.smooth)}
 
 
-def _within(table: Table, place: Array, share: Array) -> Array:
-    """A value that is even in its place."""
-    low, high = (jnp.asarray(edges, share.dtype)[place] for edges in (table.low, table.high))
+def _within(cut: Binned, chosen: Array, share: Array) -> Array:
+    """A value that is even in its bin."""
+    low, high = (jnp.asarray(edges, share.dtype)[chosen] for edges in (cut.low, cut.high))
     value = low + (high - low) * share
-    return value if table.column.size is None else jnp.minimum(jnp.floor(value), high - 1)
+    return value if cut.column.size is None else jnp.minimum(jnp.floor(value), high - 1)
 
 
 def _normalisers(layout: Layout, parts: Parts) -> Array:
-    """log Σ exp of each table's logits, (K, tables). By segments: their gradient is then a look-up, not a sum."""
-    own, count = layout.of[: layout.free], len(layout.tables)
+    """log Σ exp of each column's logits, (K, columns). By segments: their gradient is then a look-up, not a sum."""
+    own, count = layout.of[: layout.free], len(layout.binned)
     logits = parts.logits.T
     most = jax.lax.stop_gradient(jnp.maximum(jax.ops.segment_max(logits, own, count), 0.0))
     total = jnp.exp(-most) + jax.ops.segment_sum(jnp.exp(logits - most[own]), own, count)
     return (most + jnp.log(total)).T
 
 
-def _each_table(layout: Layout, logits: Array) -> list[Array]:
-    """The logits of each table, with the last, (K, values)."""
-    ends = np.cumsum([len(table.low) - 1 for table in layout.tables])
-    tables = jnp.split(logits, ends[:-1], axis=1) if layout.tables else []
-    return [jnp.pad(own, ((0, 0), (0, 1))) for own in tables]
+def _by_column(layout: Layout, logits: Array) -> list[Array]:
+    """The logits of each binned column, with the last, (K, bins)."""
+    ends = np.cumsum([len(cut.low) - 1 for cut in layout.binned])
+    each = jnp.split(logits, ends[:-1], axis=1) if layout.binned else []
+    return [jnp.pad(own, ((0, 0), (0, 1))) for own in each]
 
 
 def _log_softplus(v: Array) -> Array:

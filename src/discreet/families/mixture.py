@@ -49,6 +49,7 @@ def mixture(
     all other levels, which is right if values are missing at random, and no row is simulated with it. Without being
     named here it is a level like any other. `family` and `coding` are those of `glm`.
 
+    >>> from discreet.schema import Numeric
     >>> sex, smokes = Categorical("sex", ("f", "m")), Categorical("smokes", ("no", "yes", "?"), missing="?")
     >>> schema = Schema((sex, smokes, Numeric("visits", 0, 40, integer=True)))
     >>> model = mixture(schema, 4, "visits", "poisson")
@@ -81,17 +82,17 @@ def mixture(
 def _of_columns(laid: within.Layout, priors: Priors, names: tuple[str, ...]) -> Model:
     """The mixture alone."""
 
-    def joint(of_tables: Array | float, parts: within.Parts, row: Row) -> Array:
+    def joint(of_binned: Array | float, parts: within.Parts, row: Row) -> Array:
         of_numbers = within.of_numbers(laid, parts, row) if laid.smooth else 0.0
-        return jax.nn.logsumexp(within.log_weights(parts) + of_tables + of_numbers)
+        return jax.nn.logsumexp(within.log_weights(parts) + of_binned + of_numbers)
 
     def log_likelihood(z: Array, row: Row) -> Array:
         parts = within.split(laid, z)
-        return joint(within.of_tables(laid, parts, row) if laid.tables else 0.0, parts, row)
+        return joint(within.of_binned(laid, parts, row) if laid.binned else 0.0, parts, row)
 
     def of_predictor(u: Array, rest: Array, row: Row) -> Array:
         behind = within.split(laid, jnp.concatenate([jnp.zeros(laid.ends[0], rest.dtype), rest]))
-        density = within.density_of(laid, row, rest.dtype) if laid.binned else 0.0
+        density = within.density_of(laid, row, rest.dtype) if laid.uneven else 0.0
         return joint(jnp.atleast_1d(u), behind, row) + density
 
     linear = Linear(
@@ -106,7 +107,7 @@ def _of_columns(laid: within.Layout, priors: Priors, names: tuple[str, ...]) -> 
     return Model(
         dim=laid.ends[-1],
         log_prior=lambda z: within.log_prior(laid, priors, within.split(laid, z)),
-        log_likelihood=linear if laid.tables and not laid.absent else log_likelihood,
+        log_likelihood=linear if laid.binned and not laid.absent else log_likelihood,
         constrain=lambda z: within.named(laid, within.split(laid, z)),
         sample_prior=lambda key: within.prior_draw(laid, priors, key),
         columns=names,
@@ -127,6 +128,11 @@ def _joined(regression: Model, own: Model, names: tuple[str, ...]) -> Model:
     def log_likelihood(z: Array, row: Row) -> Array:
         return own.log_likelihood(z[:cut], row) + regression.log_likelihood(z[cut:], row)
 
+    def of_predictor(u: Array, rest: Array, row: Row) -> Array:
+        assert isinstance(likelihood, Linear)
+        behind = len(rest) - regression.dim
+        return likelihood.of_predictor(u, rest[:behind], row) + regression.log_likelihood(rest[behind:], row)
+
     def sample_prior(key: Array) -> Array:
         first, second = jax.random.split(key)
         return jnp.concatenate([own.sample_prior(second), regression.sample_prior(first)])
@@ -136,11 +142,6 @@ def _joined(regression: Model, own: Model, names: tuple[str, ...]) -> Model:
         made = make(first, z[:cut], row)
         made |= make_outcome(second, z[cut:], made)
         return {name: made[name] for name in names}
-
-    def of_predictor(u: Array, rest: Array, row: Row) -> Array:
-        assert isinstance(likelihood, Linear)
-        behind = len(rest) - regression.dim
-        return likelihood.of_predictor(u, rest[:behind], row) + regression.log_likelihood(rest[behind:], row)
 
     return Model(
         dim=cut + regression.dim,
@@ -216,7 +217,7 @@ def _check_missing(schema: Schema, outcome: str | None, missing: Mapping[str, An
 
 def _refuse_repeated(laid: within.Layout, model: Model) -> None:
     """Columns must not be named like other parameters, nor like what a posterior is saved with."""
-    own = [table.column.name for table in laid.tables]
+    own = [cut.column.name for cut in laid.binned]
     own += [f"{column.name}.{part}" for column in laid.smooth for part in ("location", "scale")]
     others = ["weights", *(("coefficients", "sigma") if model.labels else ()), *_TAKEN]
     saved = [name.replace("/", ".") for name in (*own, *others)]
