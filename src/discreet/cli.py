@@ -526,8 +526,8 @@ def audit(
 @app.command()
 def synth(
     folder: Annotated[Path, typer.Argument(help="the folder that a fit has written")],
-    n: Annotated[int, typer.Option("-n", "--rows", help="rows of each table; those of the fit or more")],
-    m: Annotated[int, typer.Option("-m", "--tables", help="how many tables; 50 or more, if they are to be pooled")],
+    n: Annotated[int, typer.Option("-n", help="rows of each table; those of the fit or more")],
+    m: Annotated[int, typer.Option("-m", help="how many tables; 50 or more, if they are to be pooled")],
     out: Annotated[Path, typer.Option(help="folder for the tables; must not exist")],
     kind: Annotated[str, typer.Option("--format", help="csv or parquet")] = "csv",
     covariates: Annotated[
