@@ -129,6 +129,7 @@ def test_a_variance_that_is_not_positive_is_told(here, capsys):
         ("coin", {"--out": "runs"}, "out=runs exists: choose another"),
         ("coin", {"--out": "public.csv/out"}, "cannot be written"),
         ("coin", {"--seed": "x"}, "--seed"),
+        ("coin", {"--seed": "-1"}, "seed=-1 must be a whole number ≥ 0"),
         ("coin", PUBLIC, "makes every column itself"),
         ("regression", {}, "says how ill depends on age, sex, not how these are distributed: fit a joint model"),
         ("regression", {"--covariates": "nowhere.csv"}, "nowhere.csv is not a file"),

@@ -133,6 +133,8 @@ def _encoded(model: Model, schema: Schema, table: Any) -> dict[str, np.ndarray]:
 
 def drawn(source: Source, n: int, m: int, seed: Any = None) -> Iterator[dict[str, np.ndarray]]:
     """The tables that `synthesize` makes, from what was `checked`."""
+    if isinstance(seed, int):
+        whole("seed", seed, least=0)
     return _tables(source, n, m, np.random.default_rng(seed))
 
 

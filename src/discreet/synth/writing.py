@@ -40,9 +40,10 @@ def save(
     if os.path.lexists(folder):
         raise ValueError(f"out={folder} exists: choose another, so that nothing is overwritten")
     source = checked(posterior, n, m, covariates, naive)
+    tables = drawn(source, n, m, seed)
     names = [f"table-{number:0{max(3, len(str(m)))}d}.{kind}" for number in range(1, m + 1)]
     with new_folder(folder) as scratch:
-        for place, table in zip(progress(range(m)), drawn(source, n, m, seed), strict=True):
+        for place, table in zip(progress(range(m)), tables, strict=True):
             WRITERS[kind](_arrow(table), scratch / names[place])
         label = json.dumps(_label(posterior, source, n, names, seed), indent=1, ensure_ascii=False)
         (scratch / LABEL).write_text(label + "\n", encoding="utf-8")
