@@ -13,6 +13,7 @@ from scipy import integrate, special, stats
 from discreet.accounting import calibrate
 from discreet.families import glm as regressions
 from discreet.families.components import Priors
+from discreet.families.described import described
 from discreet.families.exponential import dirichlet_categorical
 from discreet.families.glm import glm
 from discreet.families.mixture import mixture
@@ -392,6 +393,20 @@ def test_every_entry_of_z_has_a_name_of_what_it_is_of():
 def test_rows_are_summed_by_products_where_nothing_is_missing(missing):
     model = mixture(HOLES, 3, missing=missing)
     assert isinstance(model.log_likelihood, Linear) != bool(missing)
+
+
+@pytest.mark.parametrize("of", ["columns", "regression"])
+def test_a_mixture_is_made_again_from_its_description(of):
+    outcome = {"outcome": "visits", "family": "poisson", "coding": "every level"} if of == "regression" else {}
+    prior = Priors(2.0, 0.5, outcome=regressions.Priors(1.0, 1.0) if outcome else None)
+    schema = Schema((*MIXED.columns, VISITS))
+    model = mixture(schema, 3, **outcome, bins=5, priors=prior)
+    again = described(json.loads(json.dumps(model.description)), schema)
+    z, rows = some_z(model), schema.sample(np.random.default_rng(5), 20)
+    assert again.description == model.description
+    assert again.coordinates == model.coordinates
+    np.testing.assert_array_equal(rows_of(again, z, rows), rows_of(model, z, rows))
+    np.testing.assert_array_equal(again.log_prior(jnp.asarray(z)), model.log_prior(jnp.asarray(z)))
 
 
 def test_the_description_is_plain_and_tells_models_apart():

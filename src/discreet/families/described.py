@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from discreet.families import exponential
-from discreet.families.glm import PRIORS, glm
+from discreet.families import components, exponential
+from discreet.families.glm import PRIORS, Priors, glm
+from discreet.families.mixture import mixture
 from discreet.model import Model
 from discreet.schema import Schema
 
@@ -12,7 +13,7 @@ from discreet.schema import Schema
 def described(description: Mapping[str, Any] | None, schema: Schema) -> Model | None:
     """The ready model of this `Model.description`; None if it is of no ready family, such as a NumPyro function.
 
-    Priors are not described: a GLM gets the default ones, so do not fit it again.
+    Priors of a GLM are not described: it gets the default ones, so do not fit it again.
 
     >>> from discreet.schema import Categorical
     >>> model = exponential.beta_bernoulli(1, 1, "ill")
@@ -33,12 +34,31 @@ def _glm(family: str, facts: dict[str, Any], schema: Schema) -> Model:
     return glm(family, facts.pop("outcome"), facts.pop("covariates"), schema, **facts)
 
 
+def _mixture(family: str, facts: dict[str, Any], schema: Schema) -> Model:
+    regression, priors = facts.pop("regression", {}), dict(facts.pop("priors"))
+    outcome = priors.pop("outcome")
+    if outcome is not None:
+        outcome = Priors(**{**outcome, "inverse_sigma": tuple(outcome["inverse_sigma"])})
+    chosen = components.Priors(**{**priors, "inverse_scale": tuple(priors["inverse_scale"])}, outcome=outcome)
+    coding = regression.get("coding", "reference")
+    return mixture(
+        schema.select(facts.pop("columns")),
+        facts.pop("components"),
+        regression.get("outcome"),
+        regression.get("family"),
+        coding=coding,
+        priors=chosen,
+        **facts,
+    )
+
+
 def _with(make: Callable[..., Model]) -> Callable[..., Model]:
     """Of a family that takes its own description, and no schema."""
     return lambda family, facts, schema: make(**facts)
 
 
 _MAKERS: dict[str, Callable[..., Model]] = dict.fromkeys(PRIORS, _glm) | {
+    "mixture": _mixture,
     "gamma-exponential": _with(exponential.gamma_exponential),
     "beta-bernoulli": _with(exponential.beta_bernoulli),
     "dirichlet-categorical": _with(exponential.dirichlet_categorical),
