@@ -181,7 +181,8 @@ def _looked_up(layout: Layout, row: Row, dtype: Any) -> tuple[Array, Array, Arra
     low, high, top = (np.asarray(one, dtype) for one in (layout.low, layout.high, layout.top))
     here = values[layout.of]
     hit = ((here >= low) & ((here < high) | (here == top))).astype(dtype)
-    return values, hit, jax.ops.segment_sum(hit, layout.of, len(layout.binned))
+    owner = layout.of[:, None] == np.arange(len(layout.binned))
+    return values, hit, hit @ np.asarray(owner, dtype)
 
 
 def of_numbers(layout: Layout, parts: Parts, row: Row) -> Array:
