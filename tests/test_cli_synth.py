@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from discreet import cli
 from discreet.families.exponential import beta_bernoulli
 from discreet.fitting import encode, fit, simulated
+from discreet.model import covariates_of
 from discreet.planner import choose
 from discreet.posterior.reading import naive_posterior
 from discreet.report.folder import load_run, save_run
@@ -203,3 +205,23 @@ def test_results_of_several_files_are_of_as_many_tables(here, capsys):
     code, out, _ = call(capsys, "pool", "0.csv", "1.csv", "2.csv", "--json")
     (term,) = json.loads(out)["terms"]
     assert (code, term["estimate"], term["within"]) == (0, pytest.approx(7 / 3), 0.25)
+
+
+@pytest.mark.parametrize("components", [None, 1, 3])
+def test_with_components_whole_rows_are_modelled(here, components):
+    """So that tables can be drawn from the run: of the same columns, and no others."""
+    path = here / "people.toml"
+    path.write_text(tiny.SCHEMA.to_toml())
+    model, declared = cli._declared(path, "ill", "logistic", "sex", components)
+    assert declared.names == ("sex", "ill")
+    assert covariates_of(model) == ([] if components else ["sex"])
+    assert model.labels["coefficients"] == ("Intercept", "sex[m]")
+    assert (model.description["family"] == "mixture") == bool(components)
+
+
+@pytest.mark.parametrize("components", [0, -2])
+def test_components_are_at_least_one(here, components):
+    path = here / "people.toml"
+    path.write_text(tiny.SCHEMA.to_toml())
+    with pytest.raises(ValueError, match=f"components={components} must be a whole number, at least 1"):
+        cli._declared(path, "ill", "logistic", None, components)

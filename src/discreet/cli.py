@@ -41,6 +41,10 @@ _SAMPLE = Annotated[
     Path | None, typer.Option(help="a PUBLIC table whose covariates follow the same law; makes fits sharper")
 ]
 _COVARIATES = Annotated[str | None, typer.Option(help="comma-separated; all other columns if not given")]
+_COMPONENTS = Annotated[
+    int | None,
+    typer.Option(help="model whole rows, a mixture of so many components, so that synthetic tables can be drawn"),
+]
 _FAMILY = Annotated[str, typer.Option(help="gaussian, logistic, probit or poisson")]
 _OUTCOME = Annotated[str, typer.Option(help="the column to explain")]
 _SCHEMA = Annotated[Path, typer.Option(help="the schema, a TOML file")]
@@ -54,7 +58,7 @@ _DATASET = Annotated[str | None, typer.Option(help="the data set's name in the l
 # What a fit was asked, as its checkpoint keeps it.
 _ASKED: dict[str, Any] = dict.fromkeys(("table", "schema", "out", "outcome", "family", "reading"), str)
 _ASKED |= dict.fromkeys(("ledger", "covariates", "sample", "method", "solver", "dataset"), str | None)
-_ASKED |= {"epsilon": float | int, "delta": float | int, "simulate": int | None}
+_ASKED |= {"epsilon": float | int, "delta": float | int, "simulate": int | None, "components": int | None}
 _SIMULATE = Annotated[int | None, typer.Option(help="a seed: a rehearsal with known noise, NOT private")]
 
 
@@ -165,6 +169,7 @@ def fit(
     delta: _DELTA,
     out: _OUT,
     covariates: _COVARIATES = None,
+    components: _COMPONENTS = None,
     sample: _SAMPLE = None,
     method: _METHOD = None,
     reading: Annotated[str, typer.Option(help="noise-aware, iterate average or last iterate")] = "noise-aware",
@@ -176,8 +181,9 @@ def fit(
 ):
     """Fit a regression with differential privacy and write the posterior, the release and a report to OUT.
 
-    A logistic or probit regression models the second level of OUTCOME. A run that is cut short goes on with
-    `discreet resume OUT.checkpoint`.
+    A logistic or probit regression models the second level of OUTCOME. With --components the covariates are modelled,
+    too, and `discreet synth` can draw whole tables. A run that is cut short goes on with `discreet resume
+    OUT.checkpoint`.
     """
     _refuse_unwritable(out)
     folder = _checkpoint_of(out)
@@ -187,6 +193,7 @@ def fit(
         )
     paths = {"table": table, "schema": schema, "out": out, "ledger": ledger, "sample": sample}
     values = {"outcome": outcome, "family": family, "epsilon": epsilon, "delta": delta, "covariates": covariates}
+    values["components"] = components
     choices = {"method": method, "reading": reading, "solver": solver, "dataset": dataset, "simulate": simulate}
     asked = {name: None if path is None else os.path.abspath(path) for name, path in paths.items()} | values | choices
     _fit(asked, out, as_json)
@@ -205,7 +212,8 @@ def resume(
         asked = json.loads((folder / ASKED).read_text())
     except (OSError, ValueError, RecursionError):
         asked = None
-    asked = {"sample": None, **asked} if isinstance(asked, dict) else {}  # a run that began before there were samples
+    began_before = {"sample": None, "components": None}
+    asked = {**began_before, **asked} if isinstance(asked, dict) else {}
     if not all(name in asked and isinstance(asked[name], kind) for name, kind in _ASKED.items()):
         raise ValueError(f"{folder} is not the checkpoint of a fit: give the folder OUT.checkpoint")
     out = Path(asked["out"])
@@ -323,19 +331,27 @@ def _given(asked: Mapping[str, Any]) -> "tuple[Account | None, Model, Rows]":
     from discreet.fitting import encode
 
     account = _account(asked)
-    model, declared = _declared(Path(asked["schema"]), asked["outcome"], asked["family"], asked["covariates"])
+    named = (asked[name] for name in ("outcome", "family", "covariates", "components"))
+    model, declared = _declared(Path(asked["schema"]), *named)
     rows = encode(Path(asked["table"]), declared)
     _warn_of_delta(asked["delta"], rows.num_rows)
     return account, model, rows
 
 
-def _declared(schema: Path, outcome: str, family: str, covariates: str | None) -> "tuple[Model, Schema]":
-    """The model of a regression, and the schema of its columns."""
+def _declared(
+    schema: Path, outcome: str, family: str, covariates: str | None, components: int | None = None
+) -> "tuple[Model, Schema]":
+    """The model of a regression, or of whole rows with one, and the schema of its columns."""
     from discreet.families.glm import glm
+    from discreet.families.mixture import mixture
     from discreet.schema import Schema
 
     declared = Schema.load(schema)
-    model = glm(family, outcome, _covariates(covariates, outcome, declared), declared)
+    names = _covariates(covariates, outcome, declared)
+    if components is None:
+        model = glm(family, outcome, names, declared)
+    else:
+        model = mixture(declared.select([*names, outcome]), components, outcome, family)
     return model, declared.select(model.columns)
 
 
@@ -403,6 +419,7 @@ def plan(
     delta: _DELTA,
     rows: _ROWS,
     covariates: _COVARIATES = None,
+    components: _COMPONENTS = None,
     sample: _SAMPLE = None,
     method: _METHOD = None,
     rehearsals: Annotated[int, typer.Option(help="made-up tables to fit; 0 for none")] = 20,
@@ -426,7 +443,7 @@ def plan(
             raise ValueError("--out is for the picture of a curve: give --curve .1,.3,1,3, too")
     if rehearsals < 0:
         raise ValueError(f"rehearsals={rehearsals} must not be negative")
-    model, declared = _declared(schema, outcome, family, covariates)
+    model, declared = _declared(schema, outcome, family, covariates, components)
     public, names = _public(model, declared, sample), parameter_names(model)
     choose = _chooser(model, declared, public, method, delta)
     _warn_of_delta(delta, rows)
@@ -482,6 +499,7 @@ def audit(
     delta: _DELTA,
     rows: _ROWS,
     covariates: _COVARIATES = None,
+    components: _COMPONENTS = None,
     sample: _SAMPLE = None,
     method: _METHOD = None,
     slow: Annotated[
@@ -496,7 +514,7 @@ def audit(
     from discreet.audit import audit_phases, one_run
     from discreet.rehearsal import rehearsed_phases
 
-    model, declared = _declared(schema, outcome, family, covariates)
+    model, declared = _declared(schema, outcome, family, covariates, components)
     choice = _chooser(model, declared, _public(model, declared, sample), method, delta)(rows, epsilon)
     asked = rehearsed_phases(model, declared, choice)
     found = audit_phases(asked, declared, delta, model=model)

@@ -144,7 +144,7 @@ def _learning_rate(plan: Plan, simulated: PriorRows, precondition, prior_sd, sd)
     heuristic = elbo.heuristic_rate(plan, 2 * dim, np.sqrt(dim))
     step = WANDER * prior_sd * heuristic * precondition[:dim]
     gradients = np.nan_to_num(simulated.gradients, posinf=0, neginf=0)
-    information = np.einsum("tri,trj->tij", gradients, gradients) / gradients.shape[1]
+    information = np.swapaxes(gradients, 1, 2) @ gradients / gradients.shape[1]
     curvature = plan.sampling_prob * (plan.num_rows * information + np.diag(prior_sd**-2))
     closing = np.linalg.eigvalsh(curvature * np.sqrt(np.outer(step, step)))[:, -1]
     location = step * min(1.0, CLOSING / np.median(closing)) / precondition[:dim]
