@@ -23,6 +23,7 @@ ORDER = (
     ("planner-adult", "The default fit on Adult"),
     ("planner-safety", "The planner where the world is not as it was told"),
     ("planner-public", "Fits without a choice on public tables, and refits of their posteriors"),
+    ("sharing-coverage", "Synthetic tables: do pooled intervals hold the truth?"),
     ("default-fit", "DPVI's default plan on public tables"),
     ("dpvim-adult", "DPVIm, Figure 5a: gradient variants on Adult"),
     ("full-rank", "DPVIm: full rank"),
@@ -34,6 +35,7 @@ ORDER = (
     ("scale", "What tables, features and runs cost as they grow"),
     ("studies", "Five hundred fits at once"),
     ("startup", "How long one waits"),
+    ("sharing", "What data sharing takes"),
     ("sep-throughput", "A step of DP-SEP beside one of DPVI"),
     ("trace-solvers", "Reading a trace"),
 )
