@@ -331,8 +331,8 @@ def _given(asked: Mapping[str, Any]) -> "tuple[Account | None, Model, Rows]":
     from discreet.fitting import encode
 
     account = _account(asked)
-    named = (asked[name] for name in ("outcome", "family", "covariates"))
-    model, declared = _declared(Path(asked["schema"]), *named, asked.get("components"))
+    outcome, family, covariates = (asked[name] for name in ("outcome", "family", "covariates"))
+    model, declared = _declared(Path(asked["schema"]), outcome, family, covariates, asked.get("components"))
     rows = encode(Path(asked["table"]), declared)
     _warn_of_delta(asked["delta"], rows.num_rows)
     return account, model, rows
