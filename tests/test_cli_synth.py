@@ -225,3 +225,9 @@ def test_components_are_at_least_one(here, components):
     path.write_text(tiny.SCHEMA.to_toml())
     with pytest.raises(ValueError, match=f"components={components} must be a whole number, at least 1"):
         cli._declared(path, "ill", "logistic", None, components)
+
+
+def test_a_title_says_whether_whole_rows_were_modelled():
+    asked = {"family": "poisson", "outcome": "visits"}
+    assert cli._title(asked) == cli._title({**asked, "components": None}) == "Poisson regression of visits"
+    assert cli._title({**asked, "components": 2}) == "Poisson regression of visits, and a mixture of 2 for the rest"

@@ -381,7 +381,8 @@ def _account(asked: Mapping[str, Any]) -> "Account | None":
 
 
 def _title(asked: Mapping[str, Any]) -> str:
-    return f"{asked['family'].capitalize()} regression of {asked['outcome']}"
+    title, components = f"{asked['family'].capitalize()} regression of {asked['outcome']}", asked.get("components")
+    return title if components is None else f"{title}, and a mixture of {components} for the rest"
 
 
 def _save(out: Path, posterior: "Posterior", title: str, as_json: bool, remedy: str = "") -> None:
