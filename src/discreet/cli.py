@@ -212,7 +212,7 @@ def resume(
         asked = json.loads((folder / ASKED).read_text())
     except (OSError, ValueError, RecursionError):
         asked = None
-    began_before = {"sample": None, "components": None}
+    began_before = {"sample": None, "components": None}  # a run may be older than these
     asked = {**began_before, **asked} if isinstance(asked, dict) else {}
     if not all(name in asked and isinstance(asked[name], kind) for name, kind in _ASKED.items()):
         raise ValueError(f"{folder} is not the checkpoint of a fit: give the folder OUT.checkpoint")
@@ -294,7 +294,7 @@ def tune(
 
     _refuse_unwritable(out)
     asked = {"table": table, "schema": schema, "ledger": ledger, "outcome": outcome, "family": family}
-    asked |= {"delta": delta, "covariates": covariates, "dataset": dataset}
+    asked |= {"delta": delta, "covariates": covariates, "components": None, "dataset": dataset}
     factors = _numbers("clip", clip)
     account, model, rows = _given(asked)
     method = method or ("dpvi" if sample is None else "score")  # one step has nothing to search for
@@ -331,15 +331,15 @@ def _given(asked: Mapping[str, Any]) -> "tuple[Account | None, Model, Rows]":
     from discreet.fitting import encode
 
     account = _account(asked)
-    outcome, family, covariates = (asked[name] for name in ("outcome", "family", "covariates"))
-    model, declared = _declared(Path(asked["schema"]), outcome, family, covariates, asked.get("components"))
+    named = [asked[name] for name in ("schema", "outcome", "family", "covariates", "components")]
+    model, declared = _declared(*named)
     rows = encode(Path(asked["table"]), declared)
     _warn_of_delta(asked["delta"], rows.num_rows)
     return account, model, rows
 
 
 def _declared(
-    schema: Path, outcome: str, family: str, covariates: str | None, components: int | None = None
+    schema: str | Path, outcome: str, family: str, covariates: str | None, components: int | None = None
 ) -> "tuple[Model, Schema]":
     """The model of a regression, or of whole rows with one, and the schema of its columns."""
     from discreet.families.glm import glm

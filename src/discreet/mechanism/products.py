@@ -62,7 +62,8 @@ def linear_sum(
     terms are a·clip_norm at most, miss by no more than (n + draws + 8)·n·a·2⁻⁵³ clip norms. The clip is reduced by one
     unit and twice this slack in each coordinate, and a row counts as longer by what rounding may hide of its length.
     Rows whose terms are longer are shortened, too: a is `LONGEST`, or as much more as keeps the slack at `SLACK` units.
-    It exceeds 1 only where the terms of an answer cancel.
+    It exceeds 1 only where the terms of an answer cancel. Where features are taken about means, x and its mean are two
+    terms, added apart: what they miss by is the same, for a bounds the sum of their sizes.
     """
     spread = products.spread(question)
     own = {name: rows[name] for name in rows if name not in (FEATURES, FINITE)}
