@@ -32,7 +32,7 @@ class Spread(NamedTuple):
     G_k = (g_k ⊗ x, r_k), where g_k are a row's slopes by the linear predictors at the k-th point, x its features and
     r_k its slopes by what else there is, and η_k the ± `eta` of that point. Where predictors have a log partition,
     `partition` is what it takes from them at each point, (draws, predictors), and `means` (draws, dim) its derivatives
-    c_k: then G_k = (g_k ⊗ (x − c_k), r_k), and answers are aligned.
+    c_k: then G_k = (g_k ⊗ (x − c_k), r_k), and answers are aligned, or mean-field with one point.
 
     "aligned"      factor ∘ G_k for each point
     "mean-field"   factor ∘ (ΣG_k, slope ∘ Ση_k∘G_k)

@@ -118,7 +118,8 @@ def first_question(query, key=None):
 
 EVERY = [(name, VANILLA) for name in MODELS] + [("logistic", recipe) for recipe in RECIPES]
 EVERY += [(name, Recipe(variant)) for name in ("gaussian", "beta-bernoulli") for variant in elbo.VARIANTS]
-EVERY += [("network", Recipe("aligned")), ("network", Recipe(draws=1)), ("mixture", Recipe("aligned"))]
+EVERY += [("network", Recipe("aligned")), ("network", Recipe(draws=1))]
+EVERY += [("mixture", Recipe("aligned")), ("mixture", Recipe(draws=1))]
 EVERY += [(name, Recipe(SCORE, draws=1)) for name in ("gaussian", "poisson", "beta-bernoulli", "logistic")]
 EVERY += [  # of several draws, aligned answers would have the noise of a sum: not Laplace
     ("logistic", Recipe("preconditioned", noise_kind="laplace")),

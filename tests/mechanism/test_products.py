@@ -31,6 +31,11 @@ CASES += [
 CASES += [("network", Recipe(draws=draws)) for draws in (3, 14)]
 CASES += [("mixture", recipe) for recipe in RECIPES if "aligned" in recipe.variant]
 CASES += [("mixture", Recipe("aligned", draws=draws)) for draws in (3, 14)]
+CASES += [
+    ("mixture", recipe)
+    for recipe in RECIPES
+    if "aligned" not in recipe.variant and (recipe.family.name, recipe.draws) == ("mean-field", 1)
+]
 every_linear = pytest.mark.parametrize(("name", "recipe"), CASES, ids=[title(*case) for case in CASES])
 
 
@@ -182,8 +187,8 @@ def test_lengths_and_the_map_are_those_of_the_answers_themselves(kind, predictor
     assert (np.asarray(term) >= np.abs(answers).max(1) * (1 - 1e-12)).all()
 
 
-@pytest.mark.parametrize("draws", [1, 2, 3, 4])
-def test_lengths_about_means_are_those_of_the_answers_themselves(draws):
+@pytest.mark.parametrize(("kind", "draws"), [("aligned", 1), ("aligned", 2), ("aligned", 4), ("mean-field", 1)])
+def test_lengths_about_means_are_those_of_the_answers_themselves(kind, draws):
     """Row by row in NumPy; features that are the means up to 10⁻⁹ are no shorter than that, and terms are longer."""
     rng, (count, features, predictors, rest) = np.random.default_rng(7), (9, 3, 2, 2)
     dim = predictors * features + rest
@@ -191,13 +196,17 @@ def test_lengths_about_means_are_those_of_the_answers_themselves(draws):
     x = np.concatenate([rng.normal(size=(count - 1, features)), means[:1, :features] + 1e-9])
     slopes, others = rng.normal(size=(draws, predictors, count)), rng.normal(size=(draws, rest, count))
     others[..., -1], slopes[:, 1, -1], slopes[1:, 0, -1] = 0, 0, 0
-    spread = spread_of(rng, "aligned", draws, dim)._replace(means=means)
+    spread = spread_of(rng, kind, draws, dim)._replace(means=means)
     about = x[None, None] - means[:, : predictors * features].reshape(draws, predictors, 1, features)
     answers = np.moveaxis(slopes[..., None] * about, 2, 0).reshape(count, draws, -1)
-    answers = np.concatenate([answers, np.moveaxis(others, 2, 0)], 2) * spread.factor[:dim]
+    answers = np.concatenate([answers, np.moveaxis(others, 2, 0)], 2)
+    if kind == "mean-field":
+        answers = np.concatenate([answers, spread.slope * spread.eta[0] * answers], 2) * spread.factor
+    else:
+        answers = answers * spread.factor[:dim]
     with jax.enable_x64(True):
         given = map(jnp.asarray, (x, slopes, others))
-        length, term = map(np.asarray, products._lengths_about_means(jax.tree.map(jnp.asarray, spread), *given))
+        length, term = map(np.asarray, products._lengths_about_means(kind, jax.tree.map(jnp.asarray, spread), *given))
     exact = np.linalg.norm(answers.reshape(count, -1), axis=1)
     np.testing.assert_allclose(length[:-1], exact[:-1])
     assert exact[-1] <= length[-1] < 1e-6 * term[-1]
@@ -227,9 +236,10 @@ def test_several_predictors_of_a_full_rank_family_are_summed_row_by_row():
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "natural"])
-def test_answers_about_scales_are_summed_row_by_row_where_predictors_have_a_log_partition(variant):
-    assert make("mixture", Recipe(variant))[1].products is None
-    assert make("mixture", Recipe("aligned"))[1].products is not None
+def test_several_answers_about_scales_are_summed_row_by_row_where_predictors_have_a_log_partition(variant):
+    assert make("mixture", Recipe(variant, draws=2))[1].products is None
+    assert make("mixture", Recipe(variant, draws=1))[1].products is not None
+    assert make("mixture", Recipe("aligned", draws=2))[1].products is not None
 
 
 def test_products_are_of_one_row_function():

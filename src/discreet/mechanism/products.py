@@ -96,7 +96,7 @@ def _linear_sum(*operands, jaxpr, num_public, order, kind, draws, predictors, pa
     if spread.means is None:
         length, term = _lengths(kind, spread, own**2, *joined)
     else:
-        length, term = _lengths_about_means(spread, own, *joined)
+        length, term = _lengths_about_means(kind, spread, own, *joined)
     radius, longest = _reach(len(x), draws, _size(kind, draws, spread))
     shrink = clip_norm / jnp.maximum(clip_norm, jnp.maximum(length / radius, term / longest))
     weight = jnp.where((finite > 0) & jnp.isfinite(length) & jnp.isfinite(term), multiplicity * shrink, 0.0)
@@ -188,12 +188,12 @@ def _lengths(kind: str, spread: Any, square: Array, slopes: Array, others: Array
     def by_predictor(weights):
         return weights[..., :width].reshape(-1, predictors, square.shape[1])
 
-    location, scale, eta = spread.factor[:dim], spread.factor[dim : 2 * dim] * spread.slope, spread.eta
     if kind == "aligned" or (kind == "mean-field" and len(slopes) == 1):  # every coordinate is one term
-        weights = location**2 if kind == "aligned" else location**2 + (scale * eta[0]) ** 2
+        weights = _weights(kind, spread)
         norm = ((slopes**2).sum(0) * _times(square, by_predictor(weights))[0]).sum(0)
         norm = norm + jnp.einsum("kqi,q->i", others**2, weights[width:])
         return _at_least(norm, jnp.sqrt(norm), dim), jnp.sqrt(norm)
+    location, scale, eta = spread.factor[:dim], spread.factor[dim : 2 * dim] * spread.slope, spread.eta
     arms, others_arms, loudest = slopes[-len(eta) :], others[-len(eta) :], jnp.abs(eta).max(0)
     most = jnp.abs(scale) * loudest
     if kind == "full-rank":
@@ -221,14 +221,22 @@ def _lengths(kind: str, spread: Any, square: Array, slopes: Array, others: Array
     return _at_least(norm, terms, dim + len(slopes) + len(of_arms) * predictors), terms
 
 
-def _lengths_about_means(spread: Any, x: Array, slopes: Array, others: Array) -> tuple[Array, Array]:
-    """`_lengths` of aligned answers whose features are taken about the spread's means: Σ_k |g_k|² |f∘(x − c_k)|².
+def _weights(kind: str, spread: Any) -> Array:
+    """What each squared slope ⊗ feature counts in the square of an answer: aligned, or mean-field with one draw."""
+    dim = spread.centre.shape[0]
+    location = spread.factor[:dim] ** 2
+    return location if kind == "aligned" else location + (spread.factor[dim:] * spread.slope * spread.eta[0]) ** 2
 
-    A square (x − c)² is made as x² − 2xc + c², whose terms together are at most 2x² + 2c² in size.
+
+def _lengths_about_means(kind: str, spread: Any, x: Array, slopes: Array, others: Array) -> tuple[Array, Array]:
+    """`_lengths` of answers whose features are taken about the spread's means: Σ_k |g_k|² |f∘(x − c_k)|².
+
+    They are aligned, or mean-field with one draw. A square (x − c)² is made as x² − 2xc + c², whose terms together are
+    at most 2x² + 2c² in size.
     """
     dim, (draws, predictors, _) = spread.centre.shape[0], slopes.shape
     width = predictors * x.shape[1]
-    weights = spread.factor[:dim] ** 2
+    weights = _weights(kind, spread)
     of_features, means = ((part[..., :width]).reshape(-1, predictors, x.shape[1]) for part in (weights, spread.means))
     squares = _times(x**2, of_features)
     own = (of_features * means**2).sum(-1)[..., None]

@@ -191,13 +191,13 @@ def _functions(model: Model, variant_name: str, family: Family, optimiser_name: 
 
 def _products(model: Model, row_value: Callable, variant: Variant, family: Family, draws: int) -> Products | None:
     """Sums of these answers by matrix products, if rows have linear predictors: one, for all but mean-field and aligned
-    answers; without a log partition, for all but aligned ones.
+    answers; without a log partition, for all but aligned ones and mean-field ones of one draw.
     """
     likelihood, kind = model.log_likelihood, "aligned" if variant.aligned else family.name
     if not isinstance(likelihood, Linear) or (kind == "full-rank" and likelihood.predictors > 1):
         return None
     partition = likelihood.log_partition
-    if partition is not None and kind != "aligned":
+    if partition is not None and kind != "aligned" and (kind, draws) != ("mean-field", 1):
         return None
 
     def slopes(u, rest, row):
