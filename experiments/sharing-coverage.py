@@ -18,6 +18,7 @@ from itertools import combinations
 import jax
 import numpy as np
 from _nadpvi import DELTA, finish_table
+from _sharing import regression
 from harness import epsilons, run_parts, seeds
 from scipy import stats
 
@@ -60,21 +61,6 @@ def indicators(columns):
     return np.concatenate([np.ones((len(parts[0]), 1)), *parts], axis=1).astype(float)
 
 
-def regression(columns):
-    """Maximum-likelihood Poisson regression, by Newton's method: estimates and their variances."""
-    x, y = indicators(columns), columns["events"]
-    beta = np.zeros(x.shape[1])
-    beta[0] = np.log(max(y.mean(), 1e-3))
-    for _ in range(50):
-        rate = np.exp(np.clip(x @ beta, -20, 20))
-        inverse = np.linalg.inv((x * rate[:, None]).T @ x + 1e-9 * np.eye(len(beta)))
-        step = inverse @ (x.T @ (y - rate))
-        beta = beta + np.clip(step, -2, 2)
-        if np.abs(step).max() < 1e-8:
-            break
-    return beta, np.diag(inverse)
-
-
 def shares(columns):
     """The share of each level but the first, and of the last levels of each pair of columns together."""
     found = {"shares": indicators(columns)[:, 1:].mean(0)}
@@ -86,7 +72,7 @@ def shares(columns):
 def analysed(table):
     """What an analyst gets from a table: estimates and variances, by kind."""
     columns = SCHEMA.encode(table)
-    found = {"coefficients": regression(columns)}
+    found = {"coefficients": regression(indicators(columns), columns["events"])}
     for kind, share in shares(columns).items():
         found[kind] = share, share * (1 - share) / len(columns["events"])
     return found
