@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from discreet import atomic, datasets
+from discreet.regression_sets import REGRESSION, YEAR
 from discreet.schema import Categorical
 
 ROWS = {"fair": 6366, "anes96": 944, "randhie": 20190, "diabetes": 442}
@@ -277,9 +278,10 @@ def test_no_answer_is_named_with_its_remedy(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_only_published_tables_can_be_downloaded():
-    with pytest.raises(ValueError, match=r"name='fair' must be one of \['adult', 'census1990'\]"):
-        datasets.download("fair")
+@pytest.mark.parametrize("name", ["fair", "naval"])
+def test_only_published_archives_can_be_downloaded(name):
+    with pytest.raises(ValueError, match=rf"name='{name}' must be one of \['adult', 'census1990', 'year'\]: no other"):
+        datasets.download(name)
 
 
 @pytest.fixture(scope="module")
@@ -319,3 +321,142 @@ def test_another_text_is_not_the_census(folder):
     fill(folder, {"USCensus1990.data.txt": b"caseid,dAge\n1,2\n"})
     with pytest.raises(ValueError, match=r"USCensus1990.data.txt is not the published file"):
         datasets.census1990()
+
+
+SPLITS = {"naval": 20, "kin8nm": 20, "power": 20, "wine": 20, "protein": 5, "year": 1}
+SHAPES = {
+    "naval": (11934, 17),
+    "kin8nm": (8192, 9),
+    "power": (9568, 5),
+    "wine": (1599, 12),
+    "protein": (45730, 10),
+    "year": (515345, 91),
+}
+TARGET_MEANS = {"kin8nm": 0.7143, "power": 454.365, "wine": 5.636, "protein": 7.7485}
+"""As the note on these files says, some checked against what UCI documents."""
+
+
+def present(name, split="whole"):
+    """Skip the test unless a file of the set is in one of the folders."""
+    files = datasets._PUBLISHED[name].splits[split]
+    if not any((folder / file).is_file() for folder in datasets._folders() for file in files):
+        pytest.skip(f"{' and '.join(files)} is not here: set DISCREET_DATA")
+
+
+@pytest.mark.parametrize("name", REGRESSION)
+def test_a_regression_set_lies_within_its_public_bounds(name):
+    """Every value: an encoded table is the table, so nothing was clamped."""
+    present(name)
+    table, schema = datasets.regression(name)
+    assert table.shape == SHAPES[name]
+    assert tuple(table.columns) == schema.names
+    columns = schema.encode(table)
+    for column in schema.columns:
+        np.testing.assert_array_equal(columns[column.name], table[column.name], err_msg=column.name)
+
+
+@pytest.mark.parametrize("name", TARGET_MEANS)
+def test_the_targets_have_the_means_that_are_known(name):
+    present(name)
+    table, _ = datasets.regression(name)
+    assert table["target"].mean() == pytest.approx(TARGET_MEANS[name], abs=5e-4)
+
+
+def test_naval_has_two_constants_and_a_column_twice():
+    """Which is why the bounds of T1 and P1 are physics, and not what occurs."""
+    present("naval")
+    table, schema = datasets.regression("naval")
+    for name, value in (("T1", 288), ("P1", 0.998)):
+        assert set(table[name]) == {value}
+        assert schema[name].low < value < schema[name].high
+    assert (table["Ts"] == table["Tp"]).all()
+    assert table["target"].nunique() == 51
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_split_tests_on_a_tenth_of_the_rows_and_no_two_are_alike(name):
+    if name != "year":
+        present(name, "splits")
+    tested = datasets.splits(name)
+    assert tested.dtype == bool
+    assert tested.shape == (SPLITS[name], SHAPES[name][0])
+    np.testing.assert_allclose(tested.mean(axis=1), 0.1, atol=4e-4)
+    assert len(np.unique(tested, axis=0)) == SPLITS[name]
+
+
+def test_the_year_is_tested_on_its_last_rows():
+    (tested,) = datasets.splits("year")
+    assert tested.sum() == 51630
+    assert tested[-51630:].all()
+
+
+@pytest.mark.parametrize("ask", [datasets.regression, datasets.splits])
+def test_an_unknown_regression_set_is_refused(ask):
+    with pytest.raises(ValueError, match=r"name='boston' must be one of \['naval', 'kin8nm', .*'year'\]"):
+        ask("boston")
+
+
+@pytest.mark.parametrize(
+    ("ask", "file"), [(datasets.regression, "wine_red.parquet"), (datasets.splits, "wine_red_splits.parquet")]
+)
+def test_a_regression_set_that_is_absent_or_another_is_refused_with_its_remedy(ask, file, folder):
+    remedy = "set DISCREET_DATA to a folder that has it: it cannot be downloaded"
+    with pytest.raises(ValueError, match=re.escape(f"'wine' is not here: no {file} in {folder}; {remedy}")):
+        ask("wine")
+    fill(folder, {file: b"PAR1"})
+    with pytest.raises(ValueError, match=rf"{file} is not the published file .*: remove it; {remedy}"):
+        ask("wine")
+
+
+def test_an_absent_year_names_its_archive(folder):
+    with pytest.raises(ValueError, match=r"no YearPredictionMSD.txt in .*download\('year'\), or unpack https:.*203"):
+        datasets.regression("year")
+
+
+def songs(rows):
+    """A made-up table in UCI's format: the year first, no header, five decimals."""
+    made = YEAR.sample(np.random.default_rng(0), rows)
+    table = pd.DataFrame({name: np.round(YEAR[name].decode(values), 5) for name, values in made.items()})
+    table = table.astype({"target": int})
+    return table, table[["target", *YEAR.names[:-1]]].to_csv(index=False, header=False).encode()
+
+
+def test_the_year_is_read_from_the_published_text(folder, monkeypatch):
+    """If there are as many rows as were published."""
+    table, text = songs(50)
+    fill(folder, {"YearPredictionMSD.txt": text})
+    with pytest.raises(ValueError, match=r"has 50 rows, and the published file 515345$"):
+        datasets.regression("year")
+    monkeypatch.setattr(datasets, "YEAR_ROWS", 50)
+    found, schema = datasets.regression("year")
+    pd.testing.assert_frame_equal(found, table)
+    assert tuple(found.columns) == schema.names
+
+
+@pytest.mark.parametrize("other", [b"", b"2001,49.9\n", b"label,a\n2001,49.9\n", songs(2)[1].replace(b"\n", b",1\n")])
+def test_another_text_is_not_the_year(other, folder, monkeypatch):
+    monkeypatch.setattr(datasets, "YEAR_ROWS", 2)
+    fill(folder, {"YearPredictionMSD.txt": other})
+    with pytest.raises(ValueError, match=r"YearPredictionMSD.txt is not the published file"):
+        datasets.regression("year")
+
+
+def test_a_downloaded_year_is_found_again(folder, monkeypatch):
+    _, text = songs(3)
+    monkeypatch.setattr(datasets, "YEAR_ROWS", 3)
+    with served(zipped({"YearPredictionMSD.txt": text}), monkeypatch) as url:
+        datasets.download("year", url=url)
+    assert len(datasets.regression("year")[0]) == 3
+
+
+def test_the_bounds_of_the_year_hold_the_covariances_that_are_possible():
+    """Of any twelve series within the declared sds, in the order in which UCI lists them: diagonal by diagonal."""
+    rng = np.random.default_rng(1)
+    most = [np.sqrt(YEAR[f"TimbreCovariance{order}"].high) for order in range(1, 13)]
+    for mixing in rng.normal(size=(100, 12, 2)):
+        covariance = mixing @ mixing.T
+        sds = np.sqrt(np.diag(covariance))
+        covariance *= np.outer(most / sds, most / sds)
+        flat = np.concatenate([np.diag(covariance, gap) for gap in range(12)])
+        bounds = [YEAR[f"TimbreCovariance{order}"] for order in range(1, 79)]
+        assert all(c.low - 1e-6 <= value <= c.high + 1e-6 for c, value in zip(bounds, flat, strict=True))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from discreet.atomic import cache_folder, new_file
+from discreet.regression_sets import REGRESSION, YEAR
 from discreet.schema import Categorical, Numeric, Schema
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ CENSUS1990 = Schema(
     )
 )
 CENSUS_ROWS = 2_458_285
+YEAR_ROWS, YEAR_TRAIN_ROWS = 515_345, 463_715
 
 
 def fair() -> tuple["pandas.DataFrame", Schema]:
@@ -213,18 +215,52 @@ def census1990(split: str = "whole") -> tuple["pandas.DataFrame", Schema]:
     return served.assign(poor=poor).reset_index(drop=True).filter(list(CENSUS1990.names)), CENSUS1990
 
 
+def regression(name: str) -> tuple["pandas.DataFrame", Schema]:
+    """A regression set, features first and `target` last: "naval", "kin8nm", "power", "wine", "protein" or "year".
+
+    - naval: compressor decay of a simulated gas turbine, 11 934 rows (Coraddu et al. 2014), doi:10.24432/C5K31K, CC BY
+      4.0 says UCI, an older notice in the archive is against commercial use. T1 and P1 are constant, and Ts is Tp.
+      Bounds: documented speeds and decay, physics, the published table of columns.
+    - kin8nm: reach of a simulated arm with eight joints, 8192 rows (DELVE, Rasmussen et al. 1996), without a stated
+      licence. Bounds: angles within π/2; the published range of the target.
+    - power: megawatts of a power plant, 9568 rows (Tüfekci & Kaya 2014), doi:10.24432/C5002N, CC BY 4.0. Bounds: UCI's.
+    - wine: scores of red wines, 1599 rows (Cortez et al. 2009), doi:10.24432/C56S3T, CC BY 4.0. Bounds: the scale of
+      scores, and a published table of columns.
+    - protein: RMSD of decoys in ångström, 45 730 rows (Rana 2013), doi:10.24432/C5QW3H, CC BY 4.0. Bounds: the
+      published table of columns, which is taken as public.
+    - year: years of songs, 515 345 rows (Bertin-Mahieux 2011), doi:10.24432/C50K61, CC BY 4.0. Bounds: UCI's years,
+      published ranges of averages and variances, and what these imply for covariances. They were set without the file.
+
+    All but the year are `NAME.parquet` (`wine_red.parquet`) with verified checksums, in the folders of `adult`, and are
+    not downloaded. The year is UCI's `YearPredictionMSD.txt`, which is known by its columns and rows.
+    """
+    return _published(_known(name), "whole"), REGRESSION[name]
+
+
+def splits(name: str) -> np.ndarray:
+    """(splits, rows): which rows of `regression(name)` each split tests on, a tenth of them.
+
+    Those of Hernández-Lobato & Adams (2015), 20 and for protein 5, from `NAME_splits.parquet`. The year has one, UCI's:
+    the last 51 630 rows, whose artists are in no other row.
+    """
+    if _known(name) == "year":
+        return (np.arange(YEAR_ROWS) >= YEAR_TRAIN_ROWS)[None]
+    return np.ascontiguousarray(_published(name, "splits").to_numpy(bool).T)
+
+
 def download(name: str, folder: str | os.PathLike | None = None, url: str | None = None) -> Path:
     """The folder where the publisher's files of table `name` are now: all of them, with verified checksums.
 
-    The census has no known checksum: `census1990` knows its file by its columns and rows, when it is read.
+    The census and the year are without a checksum here: their files are known by columns and rows, when they are read.
 
     By default it is where `adult` looks last: DISCREET_DATA if set, else `data` in the user's cache. `url` names
     another copy of the publisher's zip archive. What is refused or interrupted leaves nothing behind.
     """
-    if name not in _PUBLISHED:
-        raise ValueError(f"name={name!r} must be one of {sorted(_PUBLISHED)}")
+    archives = {name: source.url for name, source in _PUBLISHED.items() if source.url}
+    if name not in archives:
+        raise ValueError(f"name={name!r} must be one of {sorted(archives)}: no other table is downloaded")
     source, folder = _PUBLISHED[name], Path(folder or _folders()[-1])
-    url, remedy = url or source.url, f"give another url, or unpack {source.url} into {folder} by hand"
+    url, remedy = url or archives[name], f"give another url, or unpack {source.url} into {folder} by hand"
     try:
         with urllib.request.urlopen(url, timeout=60) as reply:
             archive = reply.read(_MOST_BYTES)
@@ -246,9 +282,10 @@ def _published(name: str, split: str) -> "pandas.DataFrame":
     if split not in source.splits:
         raise ValueError(f"split={split!r} must be one of {list(source.splits)}")
     pandas, files = _package("pandas", name, "pandas"), source.splits[split]
-    remedy = (
-        f"set DISCREET_DATA to a folder that has it, call discreet.datasets.download({name!r}), "
-        f"or unpack {source.url} into {folders[-1]} by hand"
+    remedy = "set DISCREET_DATA to a folder that has it" + (
+        f", call discreet.datasets.download({name!r}), or unpack {source.url} into {folders[-1]} by hand"
+        if source.url
+        else ": it cannot be downloaded"
     )
     path = next((folder / file for folder in folders for file in files if (folder / file).is_file()), None)
     if path is None:
@@ -256,7 +293,13 @@ def _published(name: str, split: str) -> "pandas.DataFrame":
         raise ValueError(f"the table {name!r} is not here: no {' or '.join(files)} in {places}; {remedy}")
     content = path.read_bytes()
     _verify(content, files[path.name], path, f"remove it; {remedy}")
-    return source.parse(pandas, content) if _is_raw(path.name) else pandas.read_parquet(BytesIO(content))
+    return (source.parse if _is_raw(path.name) else _parse_parquet)(pandas, content)
+
+
+def _known(name: str) -> str:
+    if name not in REGRESSION:
+        raise ValueError(f"name={name!r} must be one of {list(REGRESSION)}")
+    return name
 
 
 def _folders() -> tuple[Path, ...]:
@@ -286,6 +329,10 @@ def _member(archive: bytes, file: str, url: str, remedy: str) -> bytes:
         raise ValueError(f"{url} is not a zip archive with {file}: {remedy}") from None
 
 
+def _parse_parquet(pandas: Any, content: bytes) -> "pandas.DataFrame":
+    return pandas.read_parquet(BytesIO(content))
+
+
 def _parse_adult(pandas: Any, content: bytes) -> "pandas.DataFrame":
     names = list(ADULT.names)
     names.insert(names.index("education") + 1, "education-num")
@@ -301,20 +348,41 @@ def _parse_census1990(pandas: Any, content: bytes) -> "pandas.DataFrame":
         table = pandas.read_csv(BytesIO(content), usecols=wanted, dtype=np.int16)
     except ValueError as error:
         raise ValueError(f"USCensus1990.data.txt is not the published file: {error}") from None
-    if len(table) != CENSUS_ROWS:
-        raise ValueError(f"USCensus1990.data.txt has {len(table)} rows, and the published file {CENSUS_ROWS}")
+    return _counted(table, "USCensus1990.data.txt", CENSUS_ROWS)
+
+
+def _parse_year(pandas: Any, content: bytes) -> "pandas.DataFrame":
+    """The year last; refused unless it has as many columns of numbers and as many rows as were published."""
+    *features, target = YEAR.names
+    types = {0: np.int64, **dict.fromkeys(range(1, len(YEAR.names)), np.float64)}
+    try:
+        table = pandas.read_csv(BytesIO(content), header=None, dtype=types).set_axis([target, *features], axis=1)
+    except ValueError as error:
+        raise ValueError(f"YearPredictionMSD.txt is not the published file: {error}") from None
+    return _counted(table, "YearPredictionMSD.txt", YEAR_ROWS).filter(list(YEAR.names))
+
+
+def _counted(table: "pandas.DataFrame", file: str, rows: int) -> "pandas.DataFrame":
+    if len(table) != rows:
+        raise ValueError(f"{file} has {len(table)} rows, and the published file {rows}")
     return table
 
 
 class _Published(NamedTuple):
     """A table in files: the publisher's archive, its raw format, and for each split its files with their SHA-256.
 
-    Where no checksum is known it is None, and `parse` must know the file by what is in it.
+    Where no checksum is given it is None, and `parse` must know the file by what is in it. Where no archive is read the
+    url is None.
     """
 
-    url: str
+    url: str | None
     parse: Callable[[Any, bytes], "pandas.DataFrame"]
     splits: Mapping[str, Mapping[str, str | None]]
+
+
+def _parquet(stem: str, table: str, splits: str) -> _Published:
+    files = {"whole": {f"{stem}.parquet": table}, "splits": {f"{stem}_splits.parquet": splits}}
+    return _Published(None, _parse_parquet, files)
 
 
 _CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -341,6 +409,36 @@ _PUBLISHED = {
             "whole": {"USCensus1990.data.txt": None},
             "head": {"census1990_head1000.parquet": "cf41c53b89f1d3c6333e59fa0552459c3df8e5440a19e3173cfe1d865a076249"},
         },
+    ),
+    "naval": _parquet(
+        "naval",
+        "7f2c4c35dbbb44ddac77935ec4315c098c72c6a3a20ea6981267d5d607410849",
+        "7d87b6c049dd2b2f5e13574da9033285df34cab6478fb8380141a41bbc482226",
+    ),
+    "kin8nm": _parquet(
+        "kin8nm",
+        "43366e42ee61e63a46d791c3bc55d88b32abe12552ade703ca52916df38d23a9",
+        "2c13ec992c192c8637ac12b10258cf5a10505c84eefe50c946cacf2fdae9d00c",
+    ),
+    "power": _parquet(
+        "power",
+        "a77752fade1eed12568e6bdbac0e310016e854c7499bc1508e253268b717d450",
+        "842074a5e1708baa60642dae8509ea8d40934b7c5fc9a578af6618623fd63696",
+    ),
+    "wine": _parquet(
+        "wine_red",
+        "f55f4fd767f516676c125b0cd5e133a342faa8afcb9f516c52b430a2c8536172",
+        "23fb7c96a77f23b00d5140520806a3bc5c4362eee38b7e04206a63fcf1fe7391",
+    ),
+    "protein": _parquet(
+        "protein",
+        "42d7e9ca561f58c9880cbf32d134c389ad514c33a76e0a9e873668e94ac2d000",
+        "0dd3d5ae475766e0c4ddba744a54ff683530c942a3440cc0ff33416070ba8cda",
+    ),
+    "year": _Published(
+        "https://archive.ics.uci.edu/static/public/203/yearpredictionmsd.zip",
+        _parse_year,
+        {"whole": {"YearPredictionMSD.txt": None}},
     ),
 }
 
