@@ -13,60 +13,33 @@ compare, and no criterion is about it.
 
 import time
 from functools import cache, partial
-from itertools import combinations
 
 import jax
 import numpy as np
 from _nadpvi import DELTA, finish_table
-from _sharing import regression
+from _sharing import KINDS, in_endless_rows, indicators, model_on, regression, shares, survey
 from harness import epsilons, run_parts, seeds
 from scipy import stats
 
 from discreet import planner, synth
 from discreet.evaluate import study
-from discreet.families import glm
-from discreet.families.components import Priors
-from discreet.families.mixture import mixture
 from discreet.fitting import fit, simulated
-from discreet.schema import Categorical, Numeric, Schema
 
 SEED, ROWS, TABLES, IN_PART, PROB = 1600, 5000, 50, 10, 0.9
 DATA_SETS = max(len(seeds(200, 20)), IN_PART)
 EPSILONS = epsilons(1.0)
 COMPONENTS = (1, 3)
-LEVELS = {"age": 4, "sex": 2, "work": 3, "smokes": 2}
-SCHEMA = Schema(
-    (
-        *(Categorical(name, tuple(f"{name}-{level}" for level in range(count))) for name, count in LEVELS.items()),
-        Numeric("events", 0, 30, integer=True),
-    )
-)
-PRIORS = Priors(weights=3.0, levels=3.0, outcome=glm.Priors(0.5, 0.5, intercept=-2.0))
-KINDS = ("coefficients", "shares", "pairs")
+SCHEMA = survey()
 
 
 @cache
 def model_of(components):
-    return mixture(SCHEMA, components, "events", "poisson", priors=PRIORS)
+    return model_on(SCHEMA, components)
 
 
 @cache
 def planned(components, epsilon):
     return planner.choose_best(model_of(components), SCHEMA, ROWS, epsilon, DELTA)
-
-
-def indicators(columns):
-    """Levels of all covariates but each one's first, (rows, features), behind a column of ones."""
-    parts = [columns[name][:, None] == np.arange(1, count) for name, count in LEVELS.items()]
-    return np.concatenate([np.ones((len(parts[0]), 1)), *parts], axis=1).astype(float)
-
-
-def shares(columns):
-    """The share of each level but the first, and of the last levels of each pair of columns together."""
-    found = {"shares": indicators(columns)[:, 1:].mean(0)}
-    last = {name: columns[name] == count - 1 for name, count in LEVELS.items()}
-    found["pairs"] = np.array([(last[one] & last[other]).mean() for one, other in combinations(LEVELS, 2)])
-    return found
 
 
 def analysed(table):
@@ -76,19 +49,6 @@ def analysed(table):
     for kind, share in shares(columns).items():
         found[kind] = share, share * (1 - share) / len(columns["events"])
     return found
-
-
-def of_truth(components, z):
-    """What the analysis would find in endless rows."""
-    drawn = {name: np.asarray(values) for name, values in model_of(components).constrain(z).items()}
-    coefficients = drawn["coefficients"]
-    margins = {name: drawn["weights"] @ drawn[name] for name in LEVELS}
-    pairs = [drawn["weights"] @ (drawn[one][:, -1] * drawn[other][:, -1]) for one, other in combinations(LEVELS, 2)]
-    return {
-        "coefficients": coefficients,
-        "shares": np.concatenate([share[1:] for share in margins.values()]),
-        "pairs": np.array(pairs),
-    }
 
 
 def job(components, epsilon, part):
@@ -102,7 +62,7 @@ def job(components, epsilon, part):
         )
         each = [analysed(table) for table in synth.synthesize(found, ROWS, TABLES, seed=place)]
         with jax.enable_x64(True):
-            wanted = of_truth(components, truth[place])
+            wanted = in_endless_rows(model.constrain(truth[place]))
         for kind in KINDS:
             estimates, variances = (np.stack([one[kind][side] for one in each]) for side in (0, 1))
             pooled = synth.rubin(estimates, variances, n=ROWS, num_rows=ROWS, prob=PROB)
