@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from discreet.accounting import Guarantee, calibrate, guarantee
     from discreet.families.glm import glm
     from discreet.families.mixture import mixture
-    from discreet.fitting import Checkpoint, Rows, encode, fit, simulated
+    from discreet.families.network import network
+    from discreet.fitting import Checkpoint, Rows, encode, fit, paid_units, simulated
     from discreet.ledger import Account, Budget, open_account
     from discreet.model import Model, from_numpyro
     from discreet.plan import Plan
@@ -50,7 +51,9 @@ _HOMES = {
     "guarantee": "accounting",
     "mixture": "families.mixture",
     "naive_posterior": "posterior.reading",
+    "network": "families.network",
     "open_account": "ledger",
+    "paid_units": "fitting",
     "read": "posterior.reading",
     "simulated": "fitting",
 }
@@ -79,7 +82,9 @@ __all__ = [
     "guarantee",
     "mixture",
     "naive_posterior",
+    "network",
     "open_account",
+    "paid_units",
     "read",
     "simulated",
 ]

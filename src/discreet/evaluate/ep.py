@@ -1,4 +1,4 @@
-"""Expectation propagation without privacy, EP and SEP: what DP-SEP is compared with.
+"""Expectation propagation without privacy, EP, SEP and ADF: what DP-SEP is compared with.
 
 Not private: for simulated and public tables only.
 """
@@ -18,8 +18,8 @@ from discreet.plan import Plan
 
 
 class Fit(NamedTuple):
-    """Natural parameters of the posterior, its moments (blocks, dim) and (blocks, dim, dim), and the last sweep's
-    change of the means in sds.
+    """Natural parameters of the posterior, its moments as its shape has them, and the last sweep's change of the means
+    in sds.
     """
 
     theta: np.ndarray
@@ -47,23 +47,56 @@ def ep(
     def one(theta, inputs):
         own, row = inputs
         without = theta - own
-        good = site.shape.smallest(without, site.prior) > 0
-        new = own + damping * (site.of_row(cavity(site.shape, without), row) - own)
+        good = site.shape.exists(without, site.prior)
+        against = cavity(site.shape, jnp.where(good, without, theta))
+        new = own + damping * (site.of_row(against, row) - own)
         new = jnp.where(good, new, own)
-        return without + new, (new, good)
+        return without + new, (new, good.any())
 
     with jax.enable_x64(True):
         share = jnp.zeros(site.shape.size) if start is None else jnp.asarray(start) / count
         sites = jnp.tile(share, (count, 1))
-        theta, change = jnp.asarray(site.prior) + sites.sum(0), np.inf
+        prior, change = jnp.asarray(site.first), np.inf
+        theta = prior + sites.sum(0)
         sweep = jax.jit(lambda theta, sites: jax.lax.scan(one, theta, (sites, rows)))
         for _ in range(sweeps):
             new, (sites, good) = sweep(theta, sites)
             _check(new, good)
-            change, theta = _change(site, theta, new), jnp.asarray(site.prior) + sites.sum(0)
+            phi = sites.sum(0)
+            prior = _refined(site, phi, prior)
+            change, theta = _change(site, theta, new), prior + phi
             if change < tolerance:
                 break
         return _fit(site, theta, change)
+
+
+def adf(site: Site, columns: Mapping[str, np.ndarray], *, passes: int = 40, seed: int = 0) -> Fit:
+    """Assumed density filtering, as PBP does it: a row at a time, in random order, whose site is never taken out again.
+
+    Every pass counts the rows once more: `passes` are when to stop, and intervals grow narrower with each.
+    """
+    count = len(next(iter(columns.values())))
+
+    def one(rows, theta, place):
+        new = theta + site.of_row(cavity(site.shape, theta), {name: column[place] for name, column in rows.items()})
+        good = site.shape.exists(new, site.prior)
+        return jnp.where(good, new, theta), good.any()
+
+    with jax.enable_x64(True):
+        rows = {name: jnp.asarray(columns[name]) for name in site.columns}
+        prior, phi, change, rng = (
+            jnp.asarray(site.first),
+            jnp.zeros(site.shape.size),
+            np.inf,
+            np.random.default_rng(seed),
+        )
+        sweep = jax.jit(lambda theta, order: jax.lax.scan(partial(one, rows), theta, order))
+        for _ in range(passes):
+            new, good = sweep(prior + phi, rng.permutation(count))
+            _check(new, good)
+            change, phi = _change(site, prior + phi, new), new - prior
+            prior = _refined(site, phi, prior)
+        return _fit(site, prior + phi, change)
 
 
 def sep(
@@ -79,20 +112,26 @@ def sep(
     count = len(next(iter(columns.values())))
     plan = Plan(count, 1, 1 / count, clip_norm, 0.0)
 
-    def one(rows, phi, place):
-        against = cavity(site.shape, dp_sep.without_one(site, plan, phi))
+    def one(rows, prior, phi, place):
+        against = cavity(site.shape, dp_sep.without_one(plan, phi, prior))
         value = shortened(site.of_row(against, {name: column[place] for name, column in rows.items()}), clip_norm)
-        return dp_sep.advance(site, plan, settings, phi, value, site.prior), jnp.isfinite(value).all()
+        return dp_sep.advance(site, plan, settings, phi, value, prior), jnp.isfinite(value).all()
 
     with jax.enable_x64(True):
         rows = {name: jnp.asarray(columns[name]) for name in site.columns}
         phi, change, rng = jnp.asarray(dp_sep.check(site, plan, settings)), np.inf, np.random.default_rng(seed)
-        sweep = jax.jit(lambda phi, order: jax.lax.scan(partial(one, rows), phi, order))
+        prior = jnp.asarray(site.first)
+        sweep = jax.jit(lambda phi, prior, order: jax.lax.scan(partial(one, rows, prior), phi, order))
         for _ in range(passes):
-            new, good = sweep(phi, rng.permutation(count))
+            new, good = sweep(phi, prior, rng.permutation(count))
             _check(new, good)
-            change, phi = _change(site, site.prior + phi, site.prior + new), new
-        return _fit(site, site.prior + phi, change)
+            change, phi, prior = _change(site, prior + phi, prior + new), new, _refined(site, new, prior)
+        return _fit(site, prior + phi, change)
+
+
+def _refined(site: Site, phi: jax.Array, prior: jax.Array) -> jax.Array:
+    """θ₀ once rows said φ."""
+    return prior if site.refined is None else site.refined(phi, prior)
 
 
 def _check(theta, good) -> None:
@@ -104,8 +143,8 @@ def _check(theta, good) -> None:
 
 
 def _change(site: Site, before, after) -> float:
-    (old, _), (new, cov) = site.shape.moments(before), site.shape.moments(after)
-    return float(jnp.abs((new - old) / jnp.sqrt(jnp.diagonal(cov, axis1=-2, axis2=-1))).max())
+    (old, _), (new, _) = site.shape.moments(before), site.shape.moments(after)
+    return float(jnp.abs((new - old) / site.shape.sds(after)).max())
 
 
 def _fit(site: Site, theta, change: float) -> Fit:

@@ -6,6 +6,7 @@ from typing import Any
 from discreet.families import components, exponential
 from discreet.families.glm import PRIORS, Priors, glm
 from discreet.families.mixture import mixture
+from discreet.families.network import network, priors_of
 from discreet.model import Model
 from discreet.schema import Schema
 
@@ -52,6 +53,11 @@ def _mixture(family: str, facts: dict[str, Any], schema: Schema) -> Model:
     )
 
 
+def _network(family: str, facts: dict[str, Any], schema: Schema) -> Model:
+    columns = facts.pop("outcome"), facts.pop("covariates")
+    return network(*columns, schema, facts.pop("hidden"), priors_of(facts.pop("priors")), **facts)
+
+
 def _with(make: Callable[..., Model]) -> Callable[..., Model]:
     """Of a family that takes its own description, and no schema."""
     return lambda family, facts, schema: make(**facts)
@@ -59,6 +65,7 @@ def _with(make: Callable[..., Model]) -> Callable[..., Model]:
 
 _MAKERS: dict[str, Callable[..., Model]] = dict.fromkeys(PRIORS, _glm) | {
     "mixture": _mixture,
+    "network": _network,
     "gamma-exponential": _with(exponential.gamma_exponential),
     "beta-bernoulli": _with(exponential.beta_bernoulli),
     "dirichlet-categorical": _with(exponential.dirichlet_categorical),

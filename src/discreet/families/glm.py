@@ -69,9 +69,9 @@ def glm(
     ('Intercept', 'age', 'sex[f]', 'sex[m]')
     """
     _check(family, outcome, covariates, schema)
-    terms = _terms([schema[name] for name in covariates], coding, units or {})
+    terms = terms_of([schema[name] for name in covariates], coding, units or {})
     labels = ("Intercept", *(label for term in terms for label in term.labels))
-    _refuse_repeated(labels)
+    refuse_repeated(labels)
     priors = priors or PRIORS[family]
     scale, centre = _outcome_units(family, schema[outcome])
     in_own_units = scale / np.array([1.0, *(term.scale for term in terms for _ in term.labels)])
@@ -109,7 +109,7 @@ def glm(
         simulate=simulate,
         mean=lambda z, row: _MEANS[family](z, linear_predictor(z, row)) * scale + centre,
         labels={"coefficients": labels},
-        description={"family": family, "outcome": outcome, "covariates": list(covariates)} | _options(coding, units),
+        description={"family": family, "outcome": outcome, "covariates": list(covariates)} | options(coding, units),
     )
 
 
@@ -157,7 +157,7 @@ _SIMULATORS = {
 }
 
 
-class _Term(NamedTuple):
+class Term(NamedTuple):
     """A covariate's part of the linear predictor: the features of a value, each a change by `scale` in own units."""
 
     name: str
@@ -166,7 +166,8 @@ class _Term(NamedTuple):
     features: Callable[[Array], Array]
 
 
-def _terms(columns: Sequence[Numeric | Categorical], coding: str, units: Mapping[str, Any]) -> list[_Term]:
+def terms_of(columns: Sequence[Numeric | Categorical], coding: str, units: Mapping[str, Any]) -> list[Term]:
+    """One term for each covariate."""
     if coding not in CODINGS:
         raise ValueError(f"coding={coding!r} must be one of {list(CODINGS)}")
     numeric = [column.name for column in columns if isinstance(column, Numeric)]
@@ -179,12 +180,18 @@ def _terms(columns: Sequence[Numeric | Categorical], coding: str, units: Mapping
     ]
 
 
-def _indicators(column: Categorical, first: int) -> _Term:
+def _indicators(column: Categorical, first: int) -> Term:
     labels = tuple(f"{column.name}[{level}]" for level in column.levels[first:])
-    return _Term(column.name, labels, 1.0, lambda code: (code == jnp.arange(first, column.size)).astype(float))
+    return Term(column.name, labels, 1.0, lambda code: (code == jnp.arange(first, column.size)).astype(float))
 
 
-def _scaled(column: Numeric, units: Mapping[str, Any]) -> _Term:
+def _scaled(column: Numeric, units: Mapping[str, Any]) -> Term:
+    centre, scale = unit_of(column, units)
+    return Term(column.name, (column.name,), scale, lambda value: jnp.reshape((value - centre) / scale, (1,)))
+
+
+def unit_of(column: Numeric, units: Mapping[str, Any]) -> tuple[float, float]:
+    """Centre and scale of a numeric column: the units given, else mid-bounds and half the range."""
     given = units.get(column.name, ((column.low + column.high) / 2, (column.high - column.low) / 2))
     try:
         centre, scale = map(float, given)
@@ -192,10 +199,11 @@ def _scaled(column: Numeric, units: Mapping[str, Any]) -> _Term:
         centre = scale = math.nan
     if not (math.isfinite(centre) and 0 < scale < math.inf):
         raise ValueError(f"units[{column.name!r}]={given!r} must be (centre, scale): finite numbers, scale above 0")
-    return _Term(column.name, (column.name,), scale, lambda value: jnp.reshape((value - centre) / scale, (1,)))
+    return centre, scale
 
 
-def _options(coding: str, units: Mapping[str, tuple[float, float]] | None) -> dict[str, Any]:
+def options(coding: str, units: Mapping[str, tuple[float, float]] | None) -> dict[str, Any]:
+    """What a description says of coding and units, where they are not the default."""
     shown = {name: [float(value) for value in pair] for name, pair in (units or {}).items()}
     return ({"coding": coding} if coding != "reference" else {}) | ({"units": shown} if shown else {})
 
@@ -242,7 +250,8 @@ def _check(family: str, outcome: str, covariates: Sequence[str], schema: Schema)
         raise ValueError(f"outcome={outcome!r} must be {_OUTCOMES[family]} for family={family!r}; it has {has}")
 
 
-def _refuse_repeated(coefficients: Sequence[str]) -> None:
+def refuse_repeated(coefficients: Sequence[str]) -> None:
+    """Refuse columns whose names would be those of two parameters."""
     labels = ["sigma", *coefficients]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:

@@ -19,6 +19,7 @@ from scipy import special
 from discreet.methods import statistics
 from discreet.plan import Plan
 from discreet.query import Numbers, Query
+from discreet.release import Release
 from discreet.schema import Categorical, Numeric
 
 MOST_PAIRS, CUT, IN_A_CELL = 2**14, 3.5, 8
@@ -97,6 +98,17 @@ def ask_counts(columns: Columns, bins: int, plan: Plan) -> Query:
     """
     size, names = sum(cells(column, bins) for column in columns), [column.name for column in columns]
     return statistics.once(_count(columns, bins), (), size, names, plan, {"method": "law, counts", "bins": bins})
+
+
+def heard(release: Release) -> Heard:
+    """What was asked once."""
+    return np.asarray(release.last), release.plan.noise_std
+
+
+def units(columns: Columns, bins: int, counts: Heard) -> dict[str, tuple[float, float]]:
+    """Centre and scale of each number, from noisy counts: the median, and half of what lies between 16 % and 84 %."""
+    margins = zip(columns, _margins(columns, bins, counts), strict=True)
+    return {column.name: (float(m.centre), float(m.unit)) for column, m in margins if isinstance(column, Numeric)}
 
 
 def reach(columns: Columns) -> float:

@@ -63,7 +63,7 @@ def phase(model: Model, schema: Schema, plans: Sequence[Plan], settings: Setting
         if len(told) < bought:
             if not told:
                 return Phase(plan, law.ask_counts(columns, settings.bins, plan))
-            return Phase(plan, law.ask_moments(columns, settings.bins, _heard(told[0]), plan))
+            return Phase(plan, law.ask_moments(columns, settings.bins, law.heard(told[0]), plan))
         sample = samples_of(settings, columns, told[:bought], 0)[0]
         if len(told) == bought:
             return Phase(plan, score.query(model, plan, settings.reference._replace(sample=sample)))
@@ -150,12 +150,8 @@ def samples_of(
     if not told:
         return [dict(settings.reference.sample)]
     rng = np.random.default_rng(SEED)
-    counts, moments = _heard(told[0]), _heard(told[1]) if len(told) > 1 else (np.zeros(0), 0.0)
+    counts, moments = law.heard(told[0]), law.heard(told[1]) if len(told) > 1 else (np.zeros(0), 0.0)
     return law.learn(rng, columns, settings.bins, counts, moments, told[0].plan.num_rows, laws)
-
-
-def _heard(release: Release) -> law.Heard:
-    return np.asarray(release.last), release.plan.noise_std
 
 
 def at_place(

@@ -28,7 +28,8 @@ class Settings(NamedTuple):
     and more where noise would take it there; if rows are `centred`, that only shortens steps. `start` is φ₀, or zero:
     the prior. A mixture needs one that tells its components apart. Step t is divided by 1 + `slowing`·t; zero is the
     paper's. `centred` rows answer about the cavity's mean, which is public: the noise of Λ then hardly moves the mean
-    Λ⁻¹η, and the trace is that of a gradient; the paper's rows answer about zero.
+    Λ⁻¹η, and the trace is that of a gradient; the paper's rows answer about zero. A prior with unknowns of its own is
+    refined every `refine` steps, if that is not zero.
     """
 
     gamma: float
@@ -36,13 +37,15 @@ class Settings(NamedTuple):
     start: np.ndarray | None = None
     slowing: float = 0.0
     centred: bool = False
+    refine: int = 0
 
 
 class State(NamedTuple):
-    """φ, and the number of steps that were taken."""
+    """φ, the number of steps that were taken, and θ₀."""
 
     phi: Array
     step: Array
+    prior: Array
 
 
 def closing(plan: Plan, settings: Settings) -> float:
@@ -64,11 +67,11 @@ def query(site: Site, plan: Plan, settings: Settings) -> Query:
     """
     start = check(site, plan, settings)
 
-    shape, means = site.shape, site.shape.blocks * site.shape.dim
+    shape, means = site.shape, site.shape.means
 
     def ask(chance, state):
         del chance
-        return cavity(shape, without_one(site, plan, state.phi))
+        return cavity(shape, without_one(plan, state.phi, state.prior))
 
     def origin(question):
         return question.mean if settings.centred else jnp.zeros_like(question.mean)
@@ -77,14 +80,17 @@ def query(site: Site, plan: Plan, settings: Settings) -> Query:
         phi, rate, around = state.phi, plan.sampling_prob, origin(question)
         x, y = phi, rate * phi - answer
         if settings.centred:
-            pull = rate * shape.about(site.prior, around) + answer
+            pull = rate * shape.about(state.prior, around) + answer
             x, y = x.at[:means].set(around.ravel()), y.at[:means].set(-pull[:means])
         slower = settings._replace(gamma=settings.gamma / (1 + settings.slowing * state.step))
-        moved = advance(site, plan, slower, shape.about(phi, around), answer, shape.about(site.prior, around))
-        return State(shape.about(moved, -around), state.step + 1), Point(phi, x, y, jnp.ones_like(y))
+        moved = advance(site, plan, slower, shape.about(phi, around), answer, shape.about(state.prior, around))
+        phi, step = shape.about(moved, -around), state.step + 1
+        return State(phi, step, refined(site, settings, state.prior, phi, step)), Point(
+            state.phi, x, y, jnp.ones_like(y)
+        )
 
     return Query(
-        init=lambda key: State(jnp.asarray(start), jnp.zeros(())),
+        init=lambda key: State(jnp.asarray(start), jnp.zeros(()), jnp.asarray(site.first)),
         ask=ask,
         row_value=lambda question, row: shape.about(site.of_row(question, row), origin(question)),
         update=update,
@@ -95,9 +101,17 @@ def query(site: Site, plan: Plan, settings: Settings) -> Query:
     )
 
 
-def without_one(site: Site, plan: Plan, phi: Numbers) -> Array:
+def without_one(plan: Plan, phi: Numbers, prior: Numbers) -> Array:
     """θ of the cavity: the prior and all average sites but one."""
-    return jnp.asarray(site.prior) + (1 - 1 / plan.num_rows) * phi
+    return jnp.asarray(prior) + (1 - 1 / plan.num_rows) * phi
+
+
+def refined(site: Site, settings: Settings, prior: Array, phi: Array, step: Array) -> Array:
+    """θ₀ after so many steps."""
+    if not settings.refine:
+        return prior
+    assert site.refined is not None
+    return jax.lax.cond(step % settings.refine == 0, site.refined, lambda phi, prior: prior, phi, prior)
 
 
 def advance(site: Site, plan: Plan, settings: Settings, phi: Array, answer: Array, prior: Numbers) -> Array:
@@ -131,7 +145,7 @@ def paper_accounts(num_rows: int, passes: int, sigma: float, delta: float) -> di
 def describe(site: Site, settings: Settings) -> dict[str, Any]:
     """Plain values of the settings and the site, for the release."""
     start = None if settings.start is None else np.asarray(settings.start).tolist()
-    shape = {"blocks": site.shape.blocks, "dim": site.shape.dim, "prior_theta": site.prior.tolist()}
+    shape = {**site.shape._asdict(), "prior_theta": site.prior.tolist()}
     return {"method": "sep", **settings._asdict(), "start": start, **shape, **site.description}
 
 
@@ -152,6 +166,11 @@ def check(site: Site, plan: Plan, settings: Settings) -> np.ndarray:
         f"lie between 0 and {share:.4g}, the share that the first step closes; there φ is the answers' plain average",
     )
     require(0 < settings.least < np.inf, "least", settings.least, "be positive: eigenvalues in units of the prior's")
+    whole = isinstance(settings.refine, int) and settings.refine >= 0
+    require(whole, "refine", settings.refine, "be a number of steps, or 0: never")
+    require(
+        site.refined is not None or not settings.refine, "refine", settings.refine, "be 0: this prior has no unknowns"
+    )
     require(plan.norm_order == 2, "noise_kind", plan.noise_kind, "be gaussian: sites are clipped in the Euclidean norm")
     start = np.zeros(site.shape.size) if settings.start is None else np.asarray(settings.start, float)
     if start.shape != (site.shape.size,):
@@ -159,7 +178,7 @@ def check(site: Site, plan: Plan, settings: Settings) -> np.ndarray:
     if not np.isfinite(start).all():
         raise SiteError("start must be finite")
     with jax.enable_x64(True):
-        smallest = float(site.shape.smallest(without_one(site, plan, start), site.prior))
+        smallest = float(site.shape.smallest(without_one(plan, start, site.first), site.prior))
     if not smallest > 0:
         raise SiteError(
             f"the cavity at start is not positive definite (smallest eigenvalue {smallest:.3g} prior precisions)"

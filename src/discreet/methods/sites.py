@@ -15,8 +15,9 @@ from numpy.polynomial.hermite import hermgauss
 
 from discreet.families.gaussian_mixture import Mixture
 from discreet.families.gaussian_mixture import check as check_mixture
-from discreet.methods.natural import Shape
+from discreet.methods.natural import Factorised, Shape
 from discreet.model import Linear, Model, Row
+from discreet.query import Numbers
 from discreet.schema import Schema
 
 NODES, CENTRING, FAR = 20, 4, 30.0
@@ -28,7 +29,9 @@ class SiteError(ValueError):
 
 
 class Cavity(NamedTuple):
-    """What rows are matched against: θ, its means (blocks, dim) and covariances (blocks, dim, dim)."""
+    """What rows are matched against: θ, its means (blocks, dim) and covariances (blocks, dim, dim), or what else the
+    moments of a shape are.
+    """
 
     theta: Array
     mean: Array
@@ -44,17 +47,26 @@ class Site(NamedTuple):
     exists(cavity, row)    whether the tilted moments do
     columns                the columns that a row must have
     description            plain public values, for the release
+    start                  θ₀ as long as it was not refined, if it is not the prior
+    refined(φ, θ₀)         θ₀ once rows said φ, for priors with unknowns of their own; public
     """
 
-    shape: Shape
+    shape: Shape | Factorised
     prior: np.ndarray
     of_row: Callable[[Cavity, Row], Array]
     exists: Callable[[Cavity, Row], Array]
     columns: tuple[str, ...]
     description: Mapping[str, Any]
+    start: np.ndarray | None = None
+    refined: Callable[[Numbers, Numbers], Array] | None = None
+
+    @property
+    def first(self) -> np.ndarray:
+        """θ₀ as rows find it at first."""
+        return self.prior if self.start is None else self.start
 
 
-def cavity(shape: Shape, theta: Array) -> Cavity:
+def cavity(shape: Shape | Factorised, theta: Array) -> Cavity:
     """The cavity with these natural parameters."""
     return Cavity(theta, *shape.moments(theta))
 

@@ -15,6 +15,8 @@ from discreet.planner.onestep import choose_onestep, too_noisy, why_not
 from discreet.planner.prior_rows import Choice, PriorRows, changed, simulate_rows, varied_column
 from discreet.planner.score import choose_score
 from discreet.planner.sites import choose_sites
+from discreet.posterior import full
+from discreet.posterior.reading import of_mixture
 from discreet.schema import Schema
 
 SELDOM = 1e-24
@@ -68,7 +70,8 @@ def choose_best(
             reason = "method one-step: most of the budget for one question at a good place tells the most"
             return choice._replace(reasons=(reason, *choice.reasons))
     choice = METHODS["dpvi"](model, schema, num_rows, epsilon, delta)
-    return choice._replace(reasons=(f"method dpvi: {why}", *choice.reasons))
+    warned = of_mixture(model) if model.dim > full.MOST_PARAMETERS else []
+    return choice._replace(reasons=(f"method dpvi: {why}", *warned, *choice.reasons))
 
 
 def of_method(name: str | None, sample: Mapping[str, np.ndarray] | None = None) -> Callable[..., Choice]:

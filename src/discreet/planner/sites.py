@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from discreet.methods import sep, sites
+from discreet.methods.natural import Shape
 from discreet.model import Model
 from discreet.plan import Plan
 from discreet.planner.prior_rows import (
@@ -44,8 +45,9 @@ def choose_sites(
     plan = replace(plan, clip_norm=float(f"{clip_norm:.4g}"))
     gamma = SITE_CLOSING * num_rows / plan.sampling_prob
     rows = np.diag(prior.curvature - prior.sd**-2)[None]
+    shape = Shape(1, model.dim)
     with jax.enable_x64(True):
-        start = np.asarray(site.shape.pack(rows @ prior.mean, rows))
+        start = np.asarray(shape.pack(rows @ prior.mean, rows))
     least = 1 + SITE_FLOOR * np.sqrt(model.dim) * _noise_of_precision(plan) * float((prior.sd**2).max())
     settings = sep.Settings(gamma, least, start, slowing=SITE_CLOSING / SITE_POWER, centred=True)
     reasons = (
@@ -63,11 +65,11 @@ def _noise_of_precision(plan: Plan) -> float:
 
 def _sites(site: sites.Site, simulated: PriorRows, prior: full.Prior) -> np.ndarray:
     """Each simulated row's site about the truth it came from; (tables, rows, size)."""
-    cov = np.diag(1 / prior.curvature)[None]
+    shape, cov = Shape(1, len(prior.curvature)), np.diag(1 / prior.curvature)[None]
 
     def table(z, rows):
-        around = sites.cavity(site.shape, site.shape.of_moments(z[None], cov))
-        return jax.vmap(lambda row: site.shape.about(site.of_row(around, row), around.mean))(rows)
+        around = sites.cavity(shape, shape.of_moments(z[None], cov))
+        return jax.vmap(lambda row: shape.about(site.of_row(around, row), around.mean))(rows)
 
     with jax.enable_x64(True):
         return np.asarray(jax.jit(jax.vmap(table))(simulated.z, simulated.rows))

@@ -112,6 +112,8 @@ def described(settings: Mapping[str, Any]) -> tuple[Shape, np.ndarray]:
     """The shape of a release's sites, and the natural parameters of the prior."""
     if settings.get("method") != "sep":
         raise TraceError(f"this is a release of method {settings.get('method')!r}, not of sites (sep)")
+    if "blocks" not in settings:
+        raise SiteError("a network's sites have several optima, and are read by methods.pbp alone: posterior, weights")
     return Shape(settings["blocks"], settings["dim"]), np.asarray(settings["prior_theta"])
 
 
