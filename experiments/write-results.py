@@ -24,6 +24,7 @@ ORDER = (
     ("planner-safety", "The planner where the world is not as it was told"),
     ("planner-public", "Fits without a choice on public tables, and refits of their posteriors"),
     ("sharing-coverage", "Synthetic tables: do pooled intervals hold the truth?"),
+    ("sharing-solvers", "Mixtures of whole rows by DPVI: which reading is honest?"),
     ("default-fit", "DPVI's default plan on public tables"),
     ("dpvim-adult", "DPVIm, Figure 5a: gradient variants on Adult"),
     ("full-rank", "DPVIm: full rank"),

@@ -16,6 +16,7 @@ from discreet.methods import elbo, law, onestep, score
 from discreet.plan import default_batch_limit
 from discreet.planner import prior_rows
 from discreet.posterior import full
+from discreet.posterior.reading import of_mixture
 from discreet.schema import Categorical, Numeric, Schema, SchemaError, Unit
 from tests import tiny
 
@@ -135,7 +136,10 @@ def test_dpvi_is_chosen_where_a_person_has_several_rows(known):
 
 def test_dpvi_is_chosen_where_parameters_are_too_many(monkeypatch):
     monkeypatch.setattr(full, "MOST_PARAMETERS", 2)
-    assert best(sample=encoded()).reasons[0] == "method dpvi: one step is for 2 parameters at most"
+    found = best(sample=encoded()).reasons
+    assert found[0] == "method dpvi: one step is for 2 parameters at most"
+    mixed = replace(tiny.MODEL, description={"family": "mixture"})
+    assert best(mixed, sample=encoded()).reasons == (found[0], *of_mixture(mixed), *found[1:])
 
 
 def test_dpvi_is_chosen_where_covariates_have_too_many_pairs_of_levels_to_buy_their_law(monkeypatch):

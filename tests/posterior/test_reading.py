@@ -56,6 +56,19 @@ def test_steps_that_leave_the_prior_are_reported_by_name(posterior):
     assert warning.startswith("age: the steps settled")
 
 
+def test_a_mixture_without_a_dense_curvature_is_warned_of(posterior):
+    mixed = dataclasses.replace(tiny.MODEL, description={"family": "mixture"})
+    short = dataclasses.replace(posterior.release, trace=None)
+    for how, options in (("noise-aware", Options(solver="exact")), ("noise-aware", Options())):
+        said = read(short, mixed, posterior.guarantee, how, options=options).info["warnings"]
+        assert said[0].startswith("a mixture of 3 parameters, read without a dense curvature")
+    settled = tiny.noiseless()
+    said = read(settled.release, mixed, settled.guarantee, "iterate average").info["warnings"]
+    assert said[0].startswith("a mixture of 3 parameters, read without a dense curvature")
+    for model, release in ((tiny.MODEL, short), (mixed, posterior.release)):
+        assert not any("mixture" in text for text in read(release, model, posterior.guarantee).info["warnings"])
+
+
 def test_a_release_that_does_not_say_its_prior_is_refused(posterior):
     foreign = dataclasses.replace(posterior.release, settings={})
     with pytest.raises(ValueError, match="prior"):

@@ -134,12 +134,12 @@ class Factorised(NamedTuple):
 
     def smallest(self, theta: Numbers, unit: Numbers) -> Array:
         """The smallest of all Λ, shapes less one and rates, in units of those of the vector `unit`, shape (…)."""
-        return (jnp.asarray(theta) / unit)[..., self.gaussians :].min(-1)
+        return (jnp.asarray(theta) / jnp.broadcast_to(unit, theta.shape))[..., self.gaussians :].min(-1)
 
     def lifted(self, theta: Numbers, unit: Numbers, least: float) -> Array:
         """θ with Λ, shapes less one and rates of at least `least`, in units of those of the vector `unit`; η stays."""
         lowest = (least * jnp.asarray(unit)).at[..., : self.gaussians].set(-jnp.inf)
-        return jnp.maximum(theta, lowest)
+        return jnp.maximum(theta, jnp.broadcast_to(lowest, theta.shape))
 
     def exists(self, theta: Numbers, unit: Numbers) -> Array:
         """Whether each entry of θ belongs to a density, a Gamma's shape being above one; shape (…, size)."""

@@ -27,7 +27,7 @@ _NO_DIAGONAL = (
 )
 _MIXTURE = (
     "a mixture of {} parameters, read without a dense curvature: where this was measured (103 parameters, 5000 rows, "
-    "ε = 1), 90 % intervals held XX % of coefficients; take fewer components, or join levels, so that "
+    "ε = 1), 90 % intervals held 73 % of coefficients; take fewer components, or join levels, so that "
     f"{full.MOST_PARAMETERS} parameters or fewer are asked in one step"
 )
 FAR, LARGEST_R_HAT, LARGEST_DRIFT, NOT_ARRIVED, LEAST_EFFICIENCY = 3.0, 1.05, 1.0, 0.01, 0.02
