@@ -95,7 +95,7 @@ def expected_loss(layers: Layers, noise: float, phi: Array, eta: Array, row) -> 
     hidden = layers.hidden * layers.inputs
     mean, sd = MEAN_FIELD.mean(phi), MEAN_FIELD.sd(phi)
     x, y = layers.features(row), layers.target(row)
-    weights = mean[:hidden] + sd[:hidden] * eta
+    weights = mean[None, :hidden] + sd[None, :hidden] * eta
     above = jax.vmap(lambda one: layers.above(one.reshape(layers.hidden, layers.inputs) @ x))(weights)
     missed = (y - above @ mean[hidden:]) ** 2 + above**2 @ sd[hidden:] ** 2
     return 0.5 * noise * missed.mean()
