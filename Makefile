@@ -31,7 +31,7 @@ check: .venv/.dev  ## format, lint, types, layers
 
 experiment: .venv/.dev  ## make experiment NAME=na-dpvi-m2 [FULL=1] [SEEDS=3] [EPSILONS="1 4"] [DASK=tcp://127.0.0.1:8786]
 	@test -f "experiments/$(NAME).py" || { echo "NAME=$(NAME) is not one of: $$(ls experiments | grep -v '^_\|harness\|write-results\|toml' | sed 's/\.py$$//' | tr '\n' ' ')"; exit 2; }
-	FULL=$(FULL) SEEDS=$(SEEDS) EPSILONS="$(EPSILONS)" MODELS="$(MODELS)" $(BIN)/python experiments/$(NAME).py $(if $(DASK),--dask $(DASK))
+	FULL=$(FULL) SEEDS=$(SEEDS) EPSILONS="$(EPSILONS)" MODELS="$(MODELS)" LONGEST="$(LONGEST)" $(BIN)/python experiments/$(NAME).py $(if $(DASK),--dask $(DASK))
 
 results: .venv/.dev  ## docs/results.md from results/*.json
 	$(BIN)/python experiments/write-results.py

@@ -21,7 +21,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 FULL = os.environ.get("FULL") == "1"
 PACKAGES = ("discreet", "jax", "numpyro", "numpy", "scipy", "dp-accounting")
 STUDIES = RESULTS.parent / "out" / "studies"
-OPTIONS = ("FULL", "SEEDS", "EPSILONS", "MODELS")
+OPTIONS = ("FULL", "SEEDS", "EPSILONS", "MODELS", "LONGEST")
 CORES = 2
 os.environ.setdefault("NPROC", "1")  # XLA's threads, as the command line has it; several fits run beside each other
 
