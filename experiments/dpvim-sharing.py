@@ -11,7 +11,7 @@ averages over windows; regressions on them, pooled, beside that on the table its
 
 Synthetic tables have as many rows as the table, 58 261 at most. Quick: 20 000 rows, 60 epochs, 20 tables, 2 seeds.
 FULL=1: 1000 epochs (census: 100), up to 8000 in Figure 2, 4000 in Figure 3, 10 seeds: a day on two cores, so that
-SEEDS, EPSILONS, MODELS="biobank adult" and LONGEST=2000 (epochs) choose parts, and what was done for fewer seeds is kept.
+SEEDS, EPSILONS, MODELS="biobank adult" and LONGEST=2000 (epochs) choose parts; what was done for fewer seeds is kept.
 
 Criterion (written before the run): the aligned variant's error in the scales is below vanilla's in every seed, at every
 initial sd, ε and table.

@@ -49,6 +49,39 @@ def test_ep_on_a_gaussian_model_is_the_exact_posterior():
     assert found.change < 1e-8
 
 
+def exact(x, y, times):
+    """The posterior's mean and covariance, where every row counts so many times."""
+    cov = np.linalg.inv(times * x.T @ x / SD**2 + np.eye(4))
+    return cov @ (times * x.T @ y / SD**2 + 0.3), cov
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_one_pass_of_adf_on_a_gaussian_model_is_the_exact_posterior_in_any_order(seed):
+    """And it is told when a row is there twice."""
+    x, y = gaussian_table()
+    shuffled = np.random.default_rng(9).permutation(len(y))
+    mean, cov = exact(x, y, 1)
+    for order in (np.arange(len(y)), shuffled):
+        found = ep.adf(linear(gaussian_model()), columns_of(x[order], y[order]), passes=1, seed=seed)
+        np.testing.assert_allclose(found.mean[0], mean, atol=1e-6)
+        np.testing.assert_allclose(found.cov[0], cov, atol=1e-6)
+    more = ep.adf(linear(gaussian_model()), columns_of(np.r_[x, x[:1]], np.r_[y, y[:1]]), passes=1, seed=seed)
+    assert np.abs(more.cov[0] - cov).max() > 1e-5
+
+
+def test_every_further_pass_of_adf_counts_the_rows_once_more():
+    """Twice what rows said, without the prior; the change is that of the last pass alone."""
+    (x, y), site = gaussian_table(), linear(gaussian_model())
+    first, second, third = (ep.adf(site, columns_of(x, y), passes=passes) for passes in (1, 2, 3))
+    np.testing.assert_allclose(second.theta - site.prior, 2 * (first.theta - site.prior), rtol=1e-6, atol=1e-6)
+    mean, cov = exact(x, y, 3)
+    np.testing.assert_allclose(third.mean[0], mean, atol=1e-6)
+    np.testing.assert_allclose(third.cov[0], cov, atol=1e-6)
+    moved = np.abs(third.mean[0] - second.mean[0]) / np.sqrt(np.diag(third.cov[0]))
+    assert third.change == pytest.approx(moved.max(), rel=1e-6)
+    assert first.change > 10 > third.change
+
+
 @pytest.fixture(scope="module")
 def logistic():
     """N = 1000, ten covariates; EP's fit and 20 000 draws of NUTS."""
@@ -113,3 +146,15 @@ def test_a_cavity_that_is_none_stops_ep_by_name():
     model = gaussian_model(lambda u, rest, row: 0.1 * u**2)
     with pytest.raises(SiteError, match="not positive definite"):
         ep.ep(linear(model), columns_of(*gaussian_table()), sweeps=3)
+
+
+def test_adf_refuses_rows_that_leave_nothing_and_rows_that_are_no_numbers():
+    """By how many there are, or by the column that is missing."""
+    x, y = gaussian_table()
+    with pytest.raises(SiteError, match=r"\d+ rows had a cavity that is not positive definite"):
+        ep.adf(linear(gaussian_model(lambda u, rest, row: 0.1 * u**2)), columns_of(x, y), passes=3)
+    for bad in (np.nan, np.inf):
+        with pytest.raises(SiteError, match=r"2 rows had .* moments that do not exist"):
+            ep.adf(linear(gaussian_model()), columns_of(x, np.r_[bad, y[1:-1], bad]), passes=1)
+    with pytest.raises(KeyError, match="x3"):
+        ep.adf(linear(gaussian_model()), {"y": y, "x0": x[:, 0], "x1": x[:, 1], "x2": x[:, 2]}, passes=1)

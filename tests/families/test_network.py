@@ -13,7 +13,7 @@ from scipy import special, stats
 from discreet.families.described import described
 from discreet.families.network import MOST_WEIGHTS, Priors, layers, network
 from discreet.mechanism import loop, products
-from discreet.mechanism.clipping import GRID, bounded_sum
+from discreet.mechanism.clipping import bounded_sum
 from discreet.mechanism.rows import store
 from discreet.methods import elbo
 from discreet.model import Linear

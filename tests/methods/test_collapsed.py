@@ -12,7 +12,7 @@ from scipy import special, stats
 from discreet.families.network import layers
 from discreet.fitting import run, simulated
 from discreet.mechanism.rows import store
-from discreet.methods import collapsed
+from discreet.methods import collapsed, pbp
 from discreet.plan import Plan
 from discreet.schema import Categorical, Numeric, Schema
 
@@ -51,7 +51,7 @@ def row_of(columns, place):
 def features(columns):
     """What a hidden unit gets, by hand."""
     parts = [np.ones(len(columns["age"])), (columns["age"] - 40) / 20, columns["sex"] == 1, columns["sex"] == 2]
-    return np.stack(parts, 1) / np.sqrt(INPUTS)
+    return np.stack(parts, 1)
 
 
 def parts_of(phi, xp=np):
@@ -64,7 +64,7 @@ def above(phi, eta, columns):
     mean, sd = parts_of(phi)
     drawn = (mean[:CUT] + sd[:CUT] * eta).reshape(DRAWS, HIDDEN, INPUTS)
     units = np.maximum(np.einsum("dhi,ni->dnh", drawn, features(columns)), 0)
-    return np.concatenate([units, np.ones((*units.shape[:2], 1))], 2) / np.sqrt(HIDDEN + 1)
+    return np.concatenate([units, np.ones((*units.shape[:2], 1))], 2)
 
 
 @jax.jit
@@ -161,7 +161,7 @@ def bound(phi, eta, columns, settings=SETTINGS):
     x, y = features(columns), (columns["y"] - CENTRE) / SCALE
     drawn = (mean[None, :CUT] + eta * sd[None, :CUT]).reshape(len(eta), HIDDEN, INPUTS)
     units = jnp.where((inner := jnp.einsum("dhi,ni->dnh", drawn, x)) > 0, inner, 0.0)
-    a = jnp.concatenate([units, jnp.ones((*units.shape[:2], 1))], 2) / (HIDDEN + 1) ** 0.5
+    a = jnp.concatenate([units, jnp.ones((*units.shape[:2], 1))], 2)
     missed = (y[None] - jnp.einsum("dnh,h->dn", a, mean[CUT:])) ** 2
     missed += jnp.einsum("dnh,h->dn", a**2, sd[CUT:] ** 2)
     closeness = 0.5 * settings.prior * (mean @ mean + sd @ sd) - jnp.log(sd).sum()
@@ -245,7 +245,7 @@ def said(phi, columns):
     rng, (mean, sd) = np.random.default_rng(6), parts_of(phi)
     drawn = mean[:CUT] + sd[:CUT] * rng.normal(size=(400, CUT))
     units = np.maximum(np.einsum("dhi,ni->dnh", drawn.reshape(-1, HIDDEN, INPUTS), features(columns)), 0).mean(0)
-    return CENTRE + SCALE * (np.column_stack([units, np.ones(len(units))]) @ mean[CUT:]) / np.sqrt(HIDDEN + 1)
+    return CENTRE + SCALE * (np.column_stack([units, np.ones(len(units))]) @ mean[CUT:])
 
 
 LEARNING = collapsed.Settings(0.03, 100.0, 1.0, 10)
@@ -288,8 +288,8 @@ def test_a_heavy_divergence_leaves_the_prior():
 
 
 def test_the_heavier_the_divergence_the_smaller_the_means(learned):
-    """Weights of 1, of 100 and of 10⁶, as above."""
-    heavier = released(LEARNING._replace(weight=100.0), rows=store(SCHEMA, curve(60, 7)), steps=600)
+    """Weights of 1, of 300 and of 10⁶, as above."""
+    heavier = released(LEARNING._replace(weight=300.0), rows=store(SCHEMA, curve(60, 7)), steps=600)
     usual, less = (np.linalg.norm(parts_of(release.last)[0]) for release in (learned["quiet"], heavier))
     assert usual > 2 * less > 0.1
 
@@ -346,6 +346,17 @@ def test_rows_in_other_units_are_asked_in_these():
     made = layers("y", ["age", "sex"], stretched, HIDDEN, units={"y": (100 + 3 * CENTRE, 3 * SCALE)})
     plain, other = released(), released(rows=store(stretched, moved), layered=made)
     np.testing.assert_allclose(plain.last, other.last, rtol=1e-9)
+
+
+def test_plain_weights_become_those_of_the_house():
+    """A network that predicts the same with what each layer gets divided by the root of how many it gets."""
+    columns, phi = curve(20, 3), points()[1]
+    phi[WEIGHTS:] = -30.0  # sds of next to nothing
+    found = collapsed.weights(LAYERS, SETTINGS, phi)
+    np.testing.assert_allclose(pbp.predict(LAYERS, found, columns).mean, said(phi, columns), rtol=1e-6)
+    assert found.noise == 1 / NOISE
+    roots = np.repeat([INPUTS, HIDDEN + 1], [CUT, HIDDEN + 1]) ** 0.5
+    np.testing.assert_allclose(found.variance, (roots * np.log1p(np.exp(-30.0))) ** 2, rtol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,11 @@ class Layers:
         """How many weights there are: the hidden layer's, unit by unit, and then the outer ones."""
         return self.hidden * self.inputs + self.hidden + 1
 
+    @property
+    def roots(self) -> np.ndarray:
+        """Of each weight, the root of how many numbers its layer gets."""
+        return np.repeat([self.inputs**0.5, (self.hidden + 1) ** 0.5], [self.hidden * self.inputs, self.hidden + 1])
+
     def features(self, row: Row) -> Array:
         """What hidden units get of a row."""
         return self.of_row(row) / np.sqrt(self.inputs)
@@ -88,8 +93,7 @@ class Layers:
     def random_weights(self, seed: int) -> np.ndarray:
         """Weights with sds of one over the root of what a layer gets."""
         rng = np.random.default_rng([31, seed])
-        sds = np.repeat([self.inputs**-0.5, (self.hidden + 1) ** -0.5], [self.hidden * self.inputs, self.hidden + 1])
-        return sds * rng.standard_normal(self.weights)
+        return rng.standard_normal(self.weights) / self.roots
 
     def describe(self) -> dict[str, Any]:
         """Plain public values."""

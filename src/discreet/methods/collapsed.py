@@ -4,7 +4,8 @@ appendix D).
 q has an independent Gaussian for every weight. Of the hidden layer draws are taken, which all rows of a step share;
 given these, the expected log-likelihood is a formula in the outer weights' means and variances. The precisions of the
 noise and of the weights' prior are given, in public. The divergence from the prior is a formula, too, and comes after
-the noise.
+the noise. Weights are plain here, as the paper means precisions and rates: what a layer gets is not divided by the
+root of how many it gets, as it is elsewhere in this house. `weights` turns them into those.
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from jax import Array
 
 from discreet.families.network import Layers
 from discreet.methods.gaussian import MEAN_FIELD, antithetic
+from discreet.methods.pbp import Weights
 from discreet.plan import Plan, require
 from discreet.query import Point, Query
 
@@ -25,7 +27,7 @@ class Settings(NamedTuple):
     """The public choices of a run: Adam's rate, the two precisions, how many `draws` of the hidden layer, and the
     `weight` of the divergence from the prior (the paper's β: 1 is the evidence bound, less sharpens the posterior).
 
-    Weights start at random means, by `seed`, with sds of `start_sd`.
+    Weights start at random means, by `seed`, as large as what a layer gets allows, with sds of `start_sd`.
     """
 
     learning_rate: float
@@ -33,7 +35,7 @@ class Settings(NamedTuple):
     prior: float = 1.0
     draws: int = 10
     weight: float = 1.0
-    start_sd: float = 0.1
+    start_sd: float = 0.05
     seed: int = 0
 
 
@@ -94,7 +96,8 @@ def expected_loss(layers: Layers, noise: float, phi: Array, eta: Array, row) -> 
     """−E log p(row) up to a constant: over outer weights in closed form, over the hidden layer by the draws."""
     hidden = layers.hidden * layers.inputs
     mean, sd = MEAN_FIELD.mean(phi), MEAN_FIELD.sd(phi)
-    x, y = layers.features(row), layers.target(row)
+    roots, x, y = layers.roots, layers.features(row), layers.target(row)
+    mean, sd = mean * roots, sd * roots
     weights = mean[None, :hidden] + sd[None, :hidden] * eta
     above = jax.vmap(lambda one: layers.above(one.reshape(layers.hidden, layers.inputs) @ x))(weights)
     missed = (y - above @ mean[hidden:]) ** 2 + above**2 @ sd[hidden:] ** 2
@@ -105,6 +108,13 @@ def divergence(prior: float, phi: Array) -> Array:
     """KL(q ‖ N(0, 1/prior)), up to a constant."""
     mean, sd = MEAN_FIELD.mean(phi), MEAN_FIELD.sd(phi)
     return 0.5 * prior * (mean**2 + sd**2).sum() - jnp.log(sd).sum()
+
+
+def weights(layers: Layers, settings: Settings, phi: np.ndarray) -> Weights:
+    """What φ says of a network."""
+    with jax.enable_x64(True):
+        mean, sd = np.asarray(MEAN_FIELD.mean(phi)), np.asarray(MEAN_FIELD.sd(phi))
+    return Weights(mean * layers.roots, (sd * layers.roots) ** 2, 1 / settings.noise)
 
 
 def check(settings: Settings) -> None:
