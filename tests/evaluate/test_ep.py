@@ -153,8 +153,29 @@ def test_adf_refuses_rows_that_leave_nothing_and_rows_that_are_no_numbers():
     x, y = gaussian_table()
     with pytest.raises(SiteError, match=r"\d+ rows had a cavity that is not positive definite"):
         ep.adf(linear(gaussian_model(lambda u, rest, row: 0.1 * u**2)), columns_of(x, y), passes=3)
+
+
+FITS = {
+    "ep": lambda site, columns, times: ep.ep(site, columns, sweeps=times),
+    "adf": lambda site, columns, times: ep.adf(site, columns, passes=times),
+    "sep": lambda site, columns, times: ep.sep(site, columns, sep.Settings(10.0), passes=times),
+}
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+def test_tables_that_are_none_are_refused_by_name(fit):
+    """Numbers that are none, columns that are missing, of other lengths or empty, and passes that are none."""
+    x, y = gaussian_table()
+    site, good = linear(gaussian_model()), columns_of(x, y)
     for bad in (np.nan, np.inf):
-        with pytest.raises(SiteError, match=r"2 rows had .* moments that do not exist"):
-            ep.adf(linear(gaussian_model()), columns_of(x, np.r_[bad, y[1:-1], bad]), passes=1)
-    with pytest.raises(KeyError, match="x3"):
-        ep.adf(linear(gaussian_model()), {"y": y, "x0": x[:, 0], "x1": x[:, 1], "x2": x[:, 2]}, passes=1)
+        with pytest.raises(SiteError, match=r"\['y'\] have values that are not finite"):
+            fit(site, {**good, "y": np.r_[bad, y[1:]]}, 1)
+    with pytest.raises(SiteError, match=r"need columns .*x3"):
+        fit(site, {name: column for name, column in good.items() if name != "x3"}, 1)
+    with pytest.raises(SiteError, match="of one length"):
+        fit(site, {**good, "y": y[1:]}, 1)
+    with pytest.raises(SiteError, match="at least 1"):
+        fit(site, {name: column[:0] for name, column in good.items()}, 1)
+    for times in (0, -1):
+        with pytest.raises(SiteError, match=f"{times} times over the rows"):
+            fit(site, good, times)

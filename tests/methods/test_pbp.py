@@ -295,7 +295,7 @@ def phi_of(seed, size=1.0):
     return np.concatenate([seen * rng.normal(0, np.sqrt(size**2 + 1 / seen)), seen, [2.0, 1.0]])
 
 
-@pytest.mark.parametrize("precision", [(3.0, 2.0), (6.0, 6.0), (1.2, 0.05), (40.0, 1.0)])
+@pytest.mark.parametrize("precision", [(3.0, 2.0), (6.0, 6.0), (1.2, 0.05), (40.0, 1.0), (6.0, 1e-6), (1.5, 1e5)])
 def test_refined_weights_have_the_moments_of_brute_force(precision):
     site = pbp.sites(LAYERS, precision=precision)
     for seed, size in enumerate((0.1, 0.5, 1.0, 4.0)):
@@ -307,8 +307,8 @@ def test_refined_weights_have_the_moments_of_brute_force(precision):
         np.testing.assert_array_equal((found - phi)[-2:], site.prior[-2:])  # λ is of the weights alone
 
 
-def test_a_weight_of_which_rows_say_nothing_keeps_its_prior_and_is_not_heard():
-    """Nothing, or less than nothing: whatever their η, the others are as if there were none of these."""
+def test_a_weight_of_which_rows_say_nothing_has_the_usual_prior_and_is_not_heard():
+    """Of which they say less than nothing: the prior it has. The others are as if there were none of these."""
     phi, prior = phi_of(5), np.asarray(SITE.first) + np.linspace(0, 1, SHAPE.size)
     silent, heard = [0, 3, 7], [1, 2, 4, 5, 6, 8]
     for seen in (0.0, -2.0, 1e-7):
@@ -316,11 +316,24 @@ def test_a_weight_of_which_rows_say_nothing_keeps_its_prior_and_is_not_heard():
         phi[silent] = np.array([1e3, -50.0, 0.0])
         found = refined(phi, prior)
         for part in (0, WEIGHTS):
-            np.testing.assert_array_equal(found[np.add(silent, part)], prior[np.add(silent, part)])
+            kept = prior if seen < -1e-6 else SITE.prior
+            np.testing.assert_array_equal(found[np.add(silent, part)], kept[np.add(silent, part)])
+        np.testing.assert_array_equal(found[-2:], SITE.prior[-2:])  # and the noise has its first prior
         mean, variance = integrated(phi[heard], phi[np.add(heard, WEIGHTS)], 3.0, 2.0)
         whole = found + phi
         np.testing.assert_allclose(1 / whole[np.add(heard, WEIGHTS)], variance, rtol=1e-6)
         np.testing.assert_allclose(whole[heard], mean / variance, rtol=1e-6)
+
+
+def test_random_means_are_forgotten_where_rows_say_nothing_of_a_weight():
+    """A column that is zero in every row, and a level that nobody has."""
+    columns = {"age": np.full(40, 40.0), "sex": np.zeros(40, np.int32), "y": np.linspace(-5, 20, 40)}
+    site, silent = pbp.sites(LAYERS, seed=3), LAYERS.random_weights(3)[: HIDDEN * INPUTS].reshape(HIDDEN, INPUTS)
+    assert (np.abs(silent[:, 1:]) > 1e-3).any()
+    found = pbp.weights(site, ep.adf(site, columns, passes=2).theta)
+    means = found.mean[: HIDDEN * INPUTS].reshape(HIDDEN, INPUTS)
+    np.testing.assert_array_equal(means[:, 1:], 0.0)
+    assert (means[:, 0] != 0).all()
 
 
 # What is said of the weights and of the outcome.

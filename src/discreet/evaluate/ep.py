@@ -41,8 +41,7 @@ def ep(
 
     `start` is φ₀, shared by all sites; a step goes the share `damping` of the way to the new site.
     """
-    count = len(next(iter(columns.values())))
-    rows = {name: columns[name] for name in site.columns}
+    rows, count = _rows(site, columns, sweeps)
 
     def one(theta, inputs):
         own, row = inputs
@@ -75,7 +74,7 @@ def adf(site: Site, columns: Mapping[str, np.ndarray], *, passes: int = 40, seed
 
     Every pass counts the rows once more: `passes` are when to stop, and intervals grow narrower with each.
     """
-    count = len(next(iter(columns.values())))
+    table, count = _rows(site, columns, passes)
 
     def one(rows, theta, place):
         new = theta + site.of_row(cavity(site.shape, theta), {name: column[place] for name, column in rows.items()})
@@ -83,7 +82,7 @@ def adf(site: Site, columns: Mapping[str, np.ndarray], *, passes: int = 40, seed
         return jnp.where(good, new, theta), good.any()
 
     with jax.enable_x64(True):
-        rows = {name: jnp.asarray(columns[name]) for name in site.columns}
+        rows = {name: jnp.asarray(column) for name, column in table.items()}
         prior, phi, change, rng = (
             jnp.asarray(site.first),
             jnp.zeros(site.shape.size),
@@ -109,7 +108,7 @@ def sep(
     seed: int = 0,
 ) -> Fit:
     """SEP: one average site, a row at a time in passes of random order; sites are clipped to `clip_norm`."""
-    count = len(next(iter(columns.values())))
+    table, count = _rows(site, columns, passes)
     plan = Plan(count, 1, 1 / count, clip_norm, 0.0)
 
     def one(rows, prior, phi, place):
@@ -118,7 +117,7 @@ def sep(
         return dp_sep.advance(site, plan, settings, phi, value, prior), jnp.isfinite(value).all()
 
     with jax.enable_x64(True):
-        rows = {name: jnp.asarray(columns[name]) for name in site.columns}
+        rows = {name: jnp.asarray(column) for name, column in table.items()}
         phi, change, rng = jnp.asarray(dp_sep.check(site, plan, settings)), np.inf, np.random.default_rng(seed)
         prior = jnp.asarray(site.first)
         sweep = jax.jit(lambda phi, prior, order: jax.lax.scan(partial(one, rows, prior), phi, order))
@@ -127,6 +126,23 @@ def sep(
             _check(new, good)
             change, phi, prior = _change(site, prior + phi, prior + new), new, _refined(site, new, prior)
         return _fit(site, prior + phi, change)
+
+
+def _rows(site: Site, columns: Mapping[str, np.ndarray], times: int) -> tuple[dict[str, np.ndarray], int]:
+    """The columns that the sites need, and how many rows there are; refused before anything is matched."""
+    if times < 1:
+        raise SiteError(f"{times} times over the rows are too few: at least 1")
+    missing = set(site.columns) - set(columns)
+    if missing:
+        raise SiteError(f"the sites need columns {sorted(missing)}; there are {sorted(columns)}")
+    rows = {name: np.asarray(columns[name]) for name in site.columns}
+    lengths = {name: len(column) for name, column in rows.items()}
+    if len(set(lengths.values())) != 1 or not min(lengths.values()):
+        raise SiteError(f"columns must be of one length, at least 1: {lengths}")
+    wild = [name for name, column in rows.items() if not np.isfinite(column).all()]
+    if wild:
+        raise SiteError(f"columns {wild} have values that are not finite")
+    return rows, next(iter(lengths.values()))
 
 
 def _refined(site: Site, phi: jax.Array, prior: jax.Array) -> jax.Array:

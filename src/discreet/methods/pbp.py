@@ -22,7 +22,7 @@ from discreet.model import Row
 from discreet.query import Numbers
 
 GAMMA = (6.0, 6.0)
-LOG_PRECISIONS = np.linspace(-7.0, 9.0, 512)
+WIDE, NEAR = np.linspace(-30.0, 30.0, 121), np.linspace(-8.0, 8.0, 512)
 TINY, LEAST_SEEN = 1e-12, 1e-6
 
 
@@ -120,21 +120,29 @@ def refined(
 ) -> Array:
     """θ₀ once rows said φ of the weights: Gaussians that, with φ, have the moments they have when λ is integrated out.
 
-    Given λ weights are independent, so that its posterior is a sum over weights at every λ of a grid. A weight of which
-    φ says nothing, or less than nothing, keeps the `prior` that it has, and λ hears nothing of it.
+    Given λ weights are independent, so that its posterior is a sum over weights at every λ of a grid: a wide one about
+    the prior's mean, and a close one about the best of these. Of a weight of which φ says nothing, or less than
+    nothing, λ hears nothing; it has the `usual` prior, or keeps the `prior` that it has.
     """
     eta, seen, _, _ = shape.unpack(phi)
     known = seen > LEAST_SEEN
-    grid = jnp.asarray(LOG_PRECISIONS)
-    total = jnp.where(known, seen, 1.0)[None] + jnp.exp(grid)[:, None]
-    height = 0.5 * jnp.where(known[None], grid[:, None] - jnp.log(total) + eta[None] ** 2 / total, 0.0).sum(1)
-    share = jax.nn.softmax(height + precision[0] * grid - precision[1] * jnp.exp(grid))
+
+    def told(grid):
+        total = jnp.where(known, seen, 1.0)[None] + jnp.exp(grid)[:, None]
+        height = 0.5 * jnp.where(known[None], grid[:, None] - jnp.log(total) + eta[None] ** 2 / total, 0.0).sum(1)
+        return height + precision[0] * grid - precision[1] * jnp.exp(grid), total
+
+    wide = np.log(precision[0] / precision[1]) + WIDE
+    near = jnp.asarray(wide)[jnp.argmax(told(wide)[0])] + NEAR
+    height, total = told(near)
+    share = jax.nn.softmax(height)
     mean = share @ (eta[None] / total)
     variance = share @ (1 / total + (eta[None] / total - mean[None]) ** 2)
-    _, _, *gammas = shape.unpack(usual)
-    before = shape.unpack(prior)
-    found = (mean / variance - eta, 1 / variance - seen)
-    return shape.pack(*(jnp.where(known, new, old) for new, old in zip(found, before[:2], strict=True)), *gammas)
+    first, flat, *gammas = shape.unpack(usual)
+    silent = jnp.abs(seen) <= LEAST_SEEN
+    before, found = shape.unpack(prior)[:2], (mean / variance - eta, 1 / variance - seen)
+    kept = (jnp.where(silent, own, old) for own, old in zip((first, flat), before, strict=True))
+    return shape.pack(*(jnp.where(known, new, old) for new, old in zip(found, kept, strict=True)), *gammas)
 
 
 def posterior(site: Site, phi: np.ndarray) -> np.ndarray:
@@ -158,7 +166,7 @@ def weights(site: Site, theta: np.ndarray) -> Weights:
     with jax.enable_x64(True):
         mean, variance = site.shape.moments(theta)
         _, _, (gamma,), (rate,) = site.shape.unpack(theta)
-    return Weights(np.asarray(mean), np.asarray(variance), float(rate / (gamma - 1)))
+        return Weights(np.asarray(mean), np.asarray(variance), float(rate / (gamma - 1)))
 
 
 def predict(layers: Layers, q: Weights, columns: Mapping[str, Any]) -> Predicted:
