@@ -12,8 +12,9 @@ what its passes provably cost is printed.
 More: DP-SEP by its clip norm (Tables 8 and 9), by ε, and by the share of a distance that its first step closes, γκ/N.
 
 Quick: 1000 rows of each table, 10 passes, fewer methods. FULL=1: all rows; five splits of each table, half as many of
-naval and protein, of protein the first tables alone and nothing as published (an hour a run). SEEDS=n is another number of splits, MODELS="wine power" other
-tables; what was done for fewer splits is kept. A split of everything takes about an hour and a half of one core.
+naval and protein, of protein the first tables alone and nothing as published (an hour a run). SEEDS=n is another number
+of splits, MODELS="wine power" other tables; what was done for fewer splits is kept. A split of everything takes about
+an hour and a half of one core.
 
 Criteria (written before the run): PBP's RMSE and log-likelihood within 5 % of the published on at least four of the
 five sets; PBP's intervals of 90 % hold 85 to 95 % of test outcomes; no private method of ours spends more than its ε;
