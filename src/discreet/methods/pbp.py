@@ -146,7 +146,10 @@ def refined(
 
 
 def posterior(site: Site, phi: np.ndarray) -> np.ndarray:
-    """θ of all that is known once rows said φ: with the refined prior, and no density missing."""
+    """θ of all that is known once rows said φ, taken at its word: privacy's noise in φ is not added to any variance.
+
+    The prior is refined, and no density is missing.
+    """
     assert site.refined is not None
     with jax.enable_x64(True):
         return np.asarray(site.shape.lifted(site.refined(phi, site.prior) + phi, site.prior, TINY))
