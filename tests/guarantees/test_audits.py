@@ -49,6 +49,17 @@ def honest_total(query, question, columns, multiplicity, plan):
     return clipping.bounded_sum(query.row_value, question, columns, multiplicity, clip_norm, plan.norm_order)
 
 
+def replaced(query, plan, columns, key):
+    """How far the answer of one row alone moves at most when another of `columns` stands there, in clip norms."""
+    with jax.enable_x64(True):
+        question = query.ask(query.chance(key), query.init(key))
+        every = {name: jnp.asarray(column)[:, None] for name, column in columns.items()}
+        alone = jax.jit(lambda row: honest_total(query, question, row, np.ones(1), plan))
+        answers = np.asarray(jax.lax.map(alone, every))
+    gaps = np.linalg.norm(answers[:, None] - answers[None], axis=-1) / UNITS
+    return gaps.max()
+
+
 def row_values(query, question, columns):
     return jax.vmap(lambda row: query.row_value(question, row))(columns)
 
