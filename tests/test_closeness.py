@@ -1,4 +1,4 @@
-"""Synthetic tables beside a public truth: margins and associations."""
+"""Synthetic tables beside a public truth: margins, associations and coefficients."""
 
 import numpy as np
 import pandas
@@ -50,6 +50,32 @@ def test_a_table_that_differs_is_seen_where_it_differs():
 def test_constant_columns_have_no_association():
     flat = {"age": [30.0, 30.0], "cups": [1, 1], "sex": ["f", "f"]}
     assert {each.truth for each in synth.utility([flat], flat, PEOPLE)} == {0.0}
+
+
+def line(table):
+    """Intercept and slope of cups on age."""
+    slope, intercept = np.polyfit(table["age"], table["cups"], 1)
+    return {"Intercept": intercept, "age": slope}
+
+
+def test_coefficients_are_those_of_the_analysis_on_average_over_tables():
+    rng = np.random.default_rng(4)
+    truth, tables = people(rng, 900), [people(rng, 900, tilt=1.0) for _ in range(3)]
+    found = synth.utility(tables, truth, PEOPLE, analysis=lambda table: pandas.Series(line(table)))
+    assert found[:-2] == synth.utility(tables, truth, PEOPLE)
+    for each in found[-2:]:
+        assert (each.measure, each.truth) == ("coefficient", pytest.approx(line(truth)[each.columns]))
+        assert each.synthetic == pytest.approx(np.mean([line(table)[each.columns] for table in tables]))
+        assert each.difference == each.synthetic - each.truth
+    assert found[-2].difference > 0.3
+
+
+def test_an_analysis_that_finds_other_terms_is_refused():
+    """A level that is in one table and not in the other."""
+    some = people(np.random.default_rng(5), 50)
+    other = {name: column[:1] for name, column in some.items()}
+    with pytest.raises(ValueError, match="the same terms in every table"):
+        synth.utility([other], some, PEOPLE, analysis=lambda table: dict.fromkeys(set(table["sex"]), 1.0))
 
 
 def test_utility_takes_plain_tables_and_refuses_rows():

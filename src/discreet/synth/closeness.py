@@ -1,6 +1,6 @@
-"""How like a public or simulated truth synthetic tables are: one column at a time, and two."""
+"""How like a public or simulated truth synthetic tables are: one column at a time, two, and what an analysis finds."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ BINS = 16
 
 
 class Closeness(NamedTuple):
-    """One comparison. `difference` is the total variation between margins, or synthetic − truth of an association."""
+    """One comparison. `difference` is the total variation between margins, or synthetic − truth of anything else."""
 
     columns: str
     measure: str
@@ -21,12 +21,20 @@ class Closeness(NamedTuple):
     difference: float
 
 
-def utility(tables: Iterable[Any], truth: Any, schema: Schema, *, bins: int = BINS) -> list[Closeness]:
-    """Margins and associations of synthetic tables beside those of `truth`, as rows of a small table.
+def utility(
+    tables: Iterable[Any],
+    truth: Any,
+    schema: Schema,
+    *,
+    bins: int = BINS,
+    analysis: Callable[[Any], Mapping[str, float]] | None = None,
+) -> list[Closeness]:
+    """Margins, associations and coefficients of synthetic tables beside those of `truth`, as rows of a small table.
 
     Margins: total variation, 0 (alike) to 1, of all tables together; numbers fall into `bins` between their public
     bounds. Associations of all pairs, on average over tables: the correlation of two numbers, else Cramér's V.
-    `pandas.DataFrame(utility(…))` shows them.
+    Coefficients, likewise on average: whatever `analysis` finds in a table, by term, such as the `params` of a
+    regression. `pandas.DataFrame(utility(…))` shows them.
 
     `truth` is a PUBLIC table, or one that was simulated. Comparing with the private table would be a leak: nothing here
     adds noise, and synthetic tables are public. So plain tables are taken, and `Rows` are refused. That a plain table
@@ -38,10 +46,19 @@ def utility(tables: Iterable[Any], truth: Any, schema: Schema, *, bins: int = BI
         raise ValueError("rows are secret, and utility adds no noise: compare with a public or simulated table")
     if bins < 2:
         raise ValueError(f"bins={bins} must be at least 2")
-    wanted = _measured(schema, schema.encode(truth), bins)
-    found = [_measured(schema, schema.encode(table), bins) for table in tables]
-    if not found:
+
+    def compared(table):
+        terms = {} if analysis is None else {term: float(value) for term, value in analysis(table).items()}
+        return _measured(schema, schema.encode(table), bins), terms
+
+    wanted, terms = compared(truth)
+    both = [compared(table) for table in tables]
+    if not both:
         raise ValueError("there are no tables to compare: synthesize some")
+    found = [measured for measured, _ in both]
+    other = next((names for _, names in both if names.keys() != terms.keys()), None)
+    if other is not None:
+        raise ValueError(f"analysis must find the same terms in every table: {sorted(terms)} and {sorted(other)}")
     margins = [
         Closeness(name, "total variation", 0.0, value, value)
         for name in schema.names
@@ -51,7 +68,11 @@ def utility(tables: Iterable[Any], truth: Any, schema: Schema, *, bins: int = BI
     for (first, second), (measure, value) in wanted.pairs.items():
         synthetic = float(np.mean([each.pairs[first, second][1] for each in found]))
         pairs.append(Closeness(f"{first} × {second}", measure, value, synthetic, synthetic - value))
-    return margins + pairs
+    coefficients = []
+    for term, value in terms.items():
+        synthetic = float(np.mean([names[term] for _, names in both]))
+        coefficients.append(Closeness(term, "coefficient", value, synthetic, synthetic - value))
+    return margins + pairs + coefficients
 
 
 class _Measured(NamedTuple):
