@@ -103,8 +103,8 @@ def scored(split, said, spent, began):
     return {
         "rmse": np.sqrt(np.mean(missed**2)),
         "ll": stats.norm.logpdf(missed, 0, sd).mean(),
-        "in 50 %": held[0.5].mean(),
-        "in 90 %": held[0.9].mean(),
+        "in 50 %": np.where(np.isnan(missed), np.nan, held[0.5]).mean(),
+        "in 90 %": np.where(np.isnan(missed), np.nan, held[0.9]).mean(),
         "spent": spent,
         "seconds": time.perf_counter() - began,
     }
@@ -301,8 +301,14 @@ class Job(NamedTuple):
 
 
 def run(name, most, passes, job):
-    """What a run scored on its split."""
+    """What a run scored on its split; NaN where a fit was refused, before anything was spent on it."""
     began, split = time.perf_counter(), split_of(name, job.split, most)
     with jax.enable_x64(True):
-        said, spent = METHODS[job.method](split, job, passes)
+        try:
+            said, spent = METHODS[job.method](split, job, passes)
+        except ValueError as refused:
+            if "too vague to plan with" not in str(refused):
+                raise
+            nothing = np.full(len(split.test["target"]), np.nan)
+            said, spent = Moments(nothing, nothing), np.nan
     return {key: np.asarray(value) for key, value in scored(split, said, spent, began).items()}

@@ -137,21 +137,26 @@ def record(table, name, found, key, paper):
         "set": name,
         "method": method,
         "ε": epsilon if private and np.isfinite(epsilon) else None,
-        "ε spent": float(spent) if np.isfinite(spent) else None,
+        "ε spent": number(spent),
         "C": clip if method == "DP-SEP" else None,
         "γκ/N": closing if method == "DP-SEP" else None,
-        "RMSE": float(rmse),
-        "±": float(scores["rmse"].std(ddof=1)) if several else None,
+        "RMSE": number(rmse),
+        "±": number(scores["rmse"].std(ddof=1)) if several else None,
         "paper's": paper and paper[0],
-        "ll": float(scores["ll"].mean()),
+        "ll": number(scores["ll"].mean()),
         "paper's ll": paper and paper[1],
-        "beside it": paper and beside(rmse, paper[0]),
-        "in 50 %": float(scores["in 50 %"].mean()),
-        "in 90 %": float(scores["in 90 %"].mean()),
+        "beside it": "refused" if np.isnan(rmse) else paper and beside(rmse, paper[0]),
+        "in 50 %": number(scores["in 50 %"].mean()),
+        "in 90 %": number(scores["in 90 %"].mean()),
         "splits": len(scores["rmse"]),
         "s": round(float(scores["seconds"].mean())),
         "verdict": verdict(table, method, epsilon, scores),
     }
+
+
+def number(value):
+    """A plain one, or None where there is none."""
+    return float(value) if np.isfinite(value) else None
 
 
 def beside(rmse, paper):
@@ -166,7 +171,7 @@ def verdict(table, method, epsilon, scores):
     held = scores["in 90 %"].mean()
     if method == "PBP":
         return bool(0.85 <= held <= 0.95)
-    if method in OURS and np.isfinite(epsilon):
+    if method in OURS and np.isfinite(epsilon) and np.isfinite(scores["spent"]).all():
         within = bool((scores["spent"] <= epsilon).all())
         return within and bool(0.8 <= held <= 0.99) if method == "DP-SEP" and table == "3, 4" else within
     return None
@@ -321,6 +326,7 @@ def main():
         notes=[
             of_sets,
             "paper's: DP-SEP's tables; of PBP, Hernández-Lobato and Adams' (2015). Beside it: RMSE.",
+            "Refused: the prior is too vague for the column's bounds, so that nothing could be planned, or spent.",
             "Not private: all without ε, on the rows' own means and sds. As published: also on those, not paid for.",
             f"{time.time() - began:.0f} s with what was kept of earlier runs.",
         ],
