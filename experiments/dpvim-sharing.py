@@ -313,7 +313,11 @@ def draw(every):
                         color=COLOURS[variant],
                         label=variant,
                     )
-                axis.set(ylim=(0, 1.5), xlabel="epochs", title=f"{runs.name}: MPAE of {('means', 's')[part]}")
+                axis.set(
+                    ylim=(0, 1.5 if part else None),
+                    xlabel="epochs",
+                    title=f"{runs.name}: MPAE of {('means', 's')[part]}",
+                )
         axes[0][0].legend(fontsize="small")
     with picture("dpvim-sharing-tables", columns=len(every)) as axes:
         for axis, runs in zip(axes, every.values(), strict=True):

@@ -14,6 +14,7 @@ ORDER = (
     ("adult-coefficients", "Adult, coefficient by coefficient"),
     ("stress", "Where honesty ends: Tables 1 and 2 made difficult"),
     ("dp-sep-table1", "DP-SEP, Table 1 and Figure 1: a mixture of Gaussians"),
+    ("dp-sep-networks", "DP-SEP, Tables 3, 4, 5, 8 and 9: networks"),
     ("sep-comparison", "DPVI and DP-SEP, each naive and noise-aware: logistic regression at equal ε"),
     ("sep-clipping", "DP-SEP and its clip norm"),
     ("na-dpvi-figure1", "NA-DPVI, Figure 1: answers against iterates"),
@@ -23,6 +24,7 @@ ORDER = (
     ("planner-adult", "The default fit on Adult"),
     ("planner-safety", "The planner where the world is not as it was told"),
     ("planner-public", "Fits without a choice on public tables, and refits of their posteriors"),
+    ("dpvim-sharing", "DPVIm, Figures 1 to 4: data sharing"),
     ("sharing-coverage", "Synthetic tables: do pooled intervals hold the truth?"),
     ("sharing-solvers", "Mixtures of whole rows by DPVI: which reading is honest?"),
     ("default-fit", "DPVI's default plan on public tables"),
@@ -37,6 +39,7 @@ ORDER = (
     ("studies", "Five hundred fits at once"),
     ("startup", "How long one waits"),
     ("sharing", "What data sharing takes"),
+    ("networks", "What networks cost"),
     ("sep-throughput", "A step of DP-SEP beside one of DPVI"),
     ("trace-solvers", "Reading a trace"),
 )
