@@ -246,12 +246,16 @@ def whole_network(split, units):
 
 
 def point_estimate(split, job, passes):
-    """Weights by Adam on squared errors, without a prior; the noise's variance is that of the rows' own residuals."""
+    """Weights by Adam on squared errors, without a prior; the noise's variance is that of the rows' own residuals.
+
+    It is quick, so that it sees the rows five times as often as the others.
+    """
     del job
+    passes = 5 * passes
     made = split.layers(private_units(split))
     x = np.asarray(jax.vmap(made.features)({name: split.train[name] for name in made.covariates}))
     y = np.asarray(made.target(split.train))
-    optimiser = optax.adam(optax.cosine_decay_schedule(3e-3, passes * (len(y) // BATCH)))
+    optimiser = optax.adam(optax.cosine_decay_schedule(1e-2, passes * (len(y) // BATCH)))
 
     def output(weights, x):
         hidden, outer = made.split(weights)
