@@ -266,7 +266,7 @@ def claims_of(every):
             all(clip == 1.0 for clip in best.values()),
         )
     )
-    if FULL:
+    if FULL and short:
         costs = [found[usual(AS_PUBLISHED[0])]["spent"].mean() for found in short.values()]
         said.append(
             claim(
